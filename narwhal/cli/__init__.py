@@ -1,0 +1,1 @@
+"""The commands `narwhal` and `narwhal-serve`: read files and environment, print, exit."""

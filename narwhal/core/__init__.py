@@ -1,0 +1,1 @@
+"""The decisions: synchronous, clockless, deterministic. Events in, decisions out."""

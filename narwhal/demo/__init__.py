@@ -1,0 +1,1 @@
+"""A whole pair on one machine, and the drills that break it."""

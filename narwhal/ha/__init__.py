@@ -1,0 +1,1 @@
+"""The pair: holding the lease, following the active, taking over."""

@@ -1,0 +1,1 @@
+"""The monitor loop: eight independent stages a pass."""

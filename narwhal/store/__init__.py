@@ -1,0 +1,1 @@
+"""Where the lease and the handoff live: Redis and the local file."""

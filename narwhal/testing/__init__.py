@@ -1,0 +1,1 @@
+"""Doubles that are product code: typed, linted, shipped, used by the demo and the tests."""
