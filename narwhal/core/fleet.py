@@ -1,0 +1,318 @@
+"""The fleet: every engine, and the one state machine that moves them.
+
+`Fleet.apply(event, now=...)` takes in what happened and returns what was decided. It reads no clock, does no IO and is
+deterministic: the same events give the same decisions. The invariants, which the tests hold it to:
+- an ejected or held engine is never eligible;
+- a yielding hold never leaves a role without an eligible engine;
+- a streak equals the failures since the last evidence that clears it.
+Source: source, "Engine failure handling" and "Readmission and drains".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from narwhal.config import EngineEntry, RecoverySection
+from narwhal.core.engine import Ejection, Engine, Remark
+from narwhal.core.events import (
+    Decision,
+    DrainCancelled,
+    DrainOrdered,
+    EjectionOrdered,
+    EngineEjected,
+    EngineReadmitted,
+    EvidenceCleared,
+    FleetEvent,
+    GenerationSeen,
+    HealthAnswered,
+    HealthProbed,
+    HoldLifted,
+    HoldPlaced,
+    InferenceProbed,
+    LegFailed,
+    LegRefused,
+    LegReleased,
+    LegStarted,
+    LegSucceeded,
+    LivenessSilent,
+    ReadmissionFailed,
+    ReadmissionPassed,
+)
+from narwhal.core.evidence import ACTION, INFERENCE_CLASSES
+from narwhal.core.holds import RULES, Hold
+from narwhal.core.probing import Probing
+from narwhal.core.readmission import Readmission
+from narwhal.core.verdict import judge
+from narwhal.core.vocabulary import (
+    Action,
+    EjectionCause,
+    EngineId,
+    FailureClass,
+    HoldKind,
+    Leg,
+    ProbeKind,
+    ProbeResult,
+    Role,
+    Success,
+)
+
+SUCCESS_OF_LEG = {Leg.PREFILL: Success.PREFILL, Leg.DECODE: Success.DECODE}
+
+
+class Fleet:
+    """Every engine of the cluster, and what is allowed to happen to it."""
+
+    def __init__(self, engines: Iterable[EngineEntry], recovery: RecoverySection) -> None:
+        self.recovery = recovery
+        self.engines: dict[EngineId, Engine] = {
+            EngineId(entry.id): Engine(EngineId(entry.id), entry.url, Role(entry.role))
+            for entry in sorted(engines, key=lambda entry: entry.id)
+        }
+        self.by_role: dict[Role, list[Engine]] = {}
+        self.index_roles()
+        self.probing = Probing(self)
+        self.readmission = Readmission(self)
+
+    def index_roles(self) -> None:
+        """Rebuild the list of engines per role after roles were set."""
+        self.by_role = {role: [e for e in self.engines.values() if e.role is role] for role in Role}
+
+    def apply(self, event: FleetEvent, *, now: float) -> list[Decision]:
+        """Take in `event` at loop time `now` and return what follows from it."""
+        engine = self.engines[event.engine]
+        match event:
+            case LegStarted():
+                engine.inflight[event.leg] += 1
+                engine.resident += 1
+                engine.placed += 1
+                return []
+            case LegReleased():
+                assert engine.inflight[event.leg] > 0, "a leg was released twice"
+                engine.inflight[event.leg] -= 1
+                engine.resident -= 1
+                return []
+            case LegSucceeded():
+                engine.interval.succeeded += 1
+                return self._succeeded(engine, SUCCESS_OF_LEG[event.leg], now)
+            case LegRefused():
+                return self._succeeded(engine, Success.CLIENT_ERROR, now)
+            case LegFailed():
+                engine.interval.failed += 1
+                return self._failed(engine, event, now)
+            case HealthAnswered():
+                return self._succeeded(engine, Success.HEALTH, now)
+            case _:
+                return self._rarely(engine, event, now)
+
+    def _rarely(
+        self,
+        engine: Engine,
+        event: LivenessSilent
+        | HealthProbed
+        | InferenceProbed
+        | GenerationSeen
+        | DrainOrdered
+        | DrainCancelled
+        | EjectionOrdered
+        | ReadmissionFailed
+        | ReadmissionPassed,
+        now: float,
+    ) -> list[Decision]:
+        match event:
+            case LivenessSilent():
+                return self._silent(engine, event.detail, now)
+            case HealthProbed():
+                return self._health_probed(engine, event, now)
+            case InferenceProbed():
+                return self._inference_probed(engine, event, now)
+            case GenerationSeen():
+                return self._generation_seen(engine, event.generation, now)
+            case DrainOrdered():
+                return self._drain(engine, event, now)
+            case DrainCancelled():
+                return self.lift(engine, HoldKind.OPERATOR_DRAIN, f"{event.actor}: {event.reason}", now)
+            case EjectionOrdered():
+                return self.eject(engine, EjectionCause.OPERATOR, 0, f"{event.actor}: {event.reason}", now)
+            case ReadmissionFailed():
+                return [self.readmission.failed(engine, event.step, event.reason, now)]
+            case ReadmissionPassed():
+                return self._readmitted(engine, event, now)
+
+    def tick(self, *, now: float) -> list[Decision]:
+        """Let time pass: end quarantines whose deadline is over, probing the engine if its evidence still stands."""
+        decisions: list[Decision] = []
+        for engine in self.engines.values():
+            quarantine = engine.holds.get(HoldKind.FAILURE_QUARANTINE)
+            if quarantine is None or quarantine.until > now:
+                continue
+            decisions += self.lift(engine, HoldKind.FAILURE_QUARANTINE, "deadline passed", now)
+            standing = [c for c in FailureClass if engine.streaks.longest(c) >= self.recovery.eject_after]
+            if standing and engine.ejection is None:
+                decisions += self._verify(engine, standing[0], quarantine.partner, now)
+        return decisions
+
+    # Evidence -------------------------------------------------------------------------------------------------------
+
+    def _succeeded(self, engine: Engine, success: Success, now: float) -> list[Decision]:
+        decisions: list[Decision] = []
+        if cleared := engine.streaks.succeed(success):
+            decisions.append(EvidenceCleared(engine.id, cleared, success))
+        if success is Success.HEALTH and engine.holds:
+            for kind in [kind for kind in engine.holds if RULES[kind].health_ends_it]:
+                decisions += self.lift(engine, kind, "health 200", now)
+        return decisions
+
+    def _failed(self, engine: Engine, event: LegFailed, now: float) -> list[Decision]:
+        streak = engine.streaks.fail(event.failure_class, event.leg)
+        if streak < self.recovery.eject_after or engine.ejection is not None:
+            return []
+        decisions: list[Decision] = []
+        match ACTION[event.failure_class]:
+            case Action.EJECT:
+                decisions += self.eject(engine, EjectionCause(event.failure_class), streak, event.detail, now)
+            case Action.PROBE_HEALTH:
+                decisions += self.probing.order(engine, ProbeKind.HEALTH, event.failure_class, event.partner)
+            case Action.VERIFY_INFERENCE:
+                decisions += self._verify(engine, event.failure_class, event.partner, now)
+        return decisions + self._quarantine(engine, event, now)
+
+    def _verify(
+        self, engine: Engine, cause: FailureClass, partner: EngineId | None, now: float, *, passed_on: bool = False
+    ) -> list[Decision]:
+        """Pause new requests first, then order the probe: no request may slip in between."""
+        placed: list[Decision] = []
+        if HoldKind.INFERENCE_VERIFICATION not in engine.holds:
+            hold = Hold(HoldKind.INFERENCE_VERIFICATION, since=now, reason=cause, partner=partner)
+            placed = self.place(engine, hold, now)
+        return placed + self.probing.order(engine, ProbeKind.INFERENCE, cause, partner, passed_on=passed_on)
+
+    def _quarantine(self, engine: Engine, event: LegFailed, now: float) -> list[Decision]:
+        """Start or extend the timed hold of a failed engine; it never shortens. Source: "Failure quarantine"."""
+        length_s = self.recovery.failure_quarantine_s
+        if length_s is None:
+            return []
+        standing = engine.holds.get(HoldKind.FAILURE_QUARANTINE)
+        if standing is not None:
+            standing.until = max(standing.until, now + length_s)
+            engine.refresh()
+            return []
+        hold = Hold(
+            HoldKind.FAILURE_QUARANTINE,
+            since=now,
+            until=now + length_s,
+            reason=event.failure_class,
+            partner=event.partner,
+        )
+        return self.place(engine, hold, now)
+
+    def _silent(self, engine: Engine, detail: str, now: float) -> list[Decision]:
+        misses = engine.streaks.fail(FailureClass.LIVENESS)
+        if misses < self.recovery.liveness_misses or engine.ejection is not None:
+            return []
+        return self.eject(engine, EjectionCause.LIVENESS, misses, detail, now)
+
+    def _generation_seen(self, engine: Engine, generation: str, now: float) -> list[Decision]:
+        """A new process behind the URL: the old one's evidence is void, and the new one must prove itself."""
+        known, engine.generation = engine.generation, generation
+        if known is None or known == generation:
+            return []
+        engine.streaks.clear()
+        if engine.ejection is not None:
+            return []
+        detail = f"process {known} was replaced by {generation}"
+        return self.eject(engine, EjectionCause.GENERATION_CHANGED, 0, detail, now)
+
+    # Probes ---------------------------------------------------------------------------------------------------------
+
+    def _health_probed(self, engine: Engine, event: HealthProbed, now: float) -> list[Decision]:
+        probe, judged = self.probing.finished(engine, ProbeKind.HEALTH, event.result, event.detail, now)
+        decisions: list[Decision] = [judged]
+        if event.result is ProbeResult.PASSED:
+            decisions += self._succeeded(engine, Success.HEALTH, now)
+            cause = probe.cause if probe is not None else None
+            if cause is not None and (cleared := engine.streaks.absolve(frozenset({cause}))):
+                decisions.append(EvidenceCleared(engine.id, cleared, "health probe passed"))
+        if event.result is ProbeResult.FAILED and engine.ejection is None:
+            decisions += self.eject(engine, EjectionCause.HEALTH_PROBE, 0, event.detail, now)
+        return decisions
+
+    def _inference_probed(self, engine: Engine, event: InferenceProbed, now: float) -> list[Decision]:
+        verdict = judge(engine.id, engine.role, event.findings)
+        probe, judged = self.probing.finished(engine, ProbeKind.INFERENCE, verdict.result, verdict.detail, now)
+        decisions: list[Decision] = [judged]
+        if verdict.result is ProbeResult.PASSED:
+            decisions += self._succeeded(engine, SUCCESS_OF_LEG[Leg(engine.role.value)], now)
+            if cleared := engine.streaks.absolve(INFERENCE_CLASSES):
+                decisions.append(EvidenceCleared(engine.id, cleared, "inference probe passed"))
+            for kind in [kind for kind in engine.holds if RULES[kind].inference_ends_it]:
+                decisions += self.lift(engine, kind, "inference probe passed", now)
+        if verdict.result is ProbeResult.FAILED and engine.ejection is None:
+            decisions += self.eject(engine, EjectionCause.INFERENCE_PROBE, 0, verdict.detail, now)
+        if verdict.next_suspect is not None and probe is not None and not probe.passed_on:
+            suspect = self.engines[verdict.next_suspect]
+            if suspect.ejection is None:
+                decisions += self._verify(suspect, FailureClass.KV_HANDOFF, engine.id, now, passed_on=True)
+        return decisions
+
+    # Leaving and returning ------------------------------------------------------------------------------------------
+
+    def eject(self, engine: Engine, cause: EjectionCause, streak: int, detail: str, now: float) -> list[Decision]:
+        """Take `engine` out of placement until it is readmitted; an ejected engine stays as it is."""
+        if engine.ejection is not None:
+            return []
+        decisions = self.lift(engine, HoldKind.INFERENCE_VERIFICATION, "ejected", now)
+        engine.ejection = Ejection(cause, since=now, detail=detail, retry_at=now)
+        engine.probes.clear()
+        engine.refresh()
+        engine.history.append(Remark(now, "ejected", f"{cause}: {detail}" if detail else cause))
+        return [*decisions, EngineEjected(engine.id, cause, streak, detail), *self.keep_last(engine.role, now)]
+
+    def _readmitted(self, engine: Engine, event: ReadmissionPassed, now: float) -> list[Decision]:
+        decisions: list[Decision] = []
+        engine.ejection = None
+        engine.generation = event.generation or engine.generation
+        engine.streaks.clear()
+        engine.probes.clear()
+        for kind in list(engine.holds):
+            if kind is not HoldKind.OPERATOR_DRAIN or event.clears_drain:
+                decisions += self.lift(engine, kind, "readmitted", now)
+        engine.refresh()
+        engine.history.append(Remark(now, "readmitted", "every check passed"))
+        return [*decisions, EngineReadmitted(engine.id, engine.generation)]
+
+    def _drain(self, engine: Engine, event: DrainOrdered, now: float) -> list[Decision]:
+        if engine.drained:
+            return []
+        hold = Hold(HoldKind.OPERATOR_DRAIN, since=now, reason=event.reason, actor=event.actor)
+        return self.place(engine, hold, now)
+
+    # Holds ----------------------------------------------------------------------------------------------------------
+
+    def place(self, engine: Engine, hold: Hold, now: float) -> list[Decision]:
+        """Put `hold` on `engine`, then lift what must yield so that its role keeps an eligible engine."""
+        engine.holds[hold.kind] = hold
+        engine.refresh()
+        engine.history.append(Remark(now, f"{hold.kind} placed", hold.reason))
+        return [HoldPlaced(engine.id, hold.kind, hold.reason), *self.keep_last(engine.role, now)]
+
+    def lift(self, engine: Engine, kind: HoldKind, reason: str, now: float) -> list[Decision]:
+        """End the hold `kind` of `engine`, if there is one."""
+        if engine.holds.pop(kind, None) is None:
+            return []
+        engine.refresh()
+        engine.history.append(Remark(now, f"{kind} lifted", reason))
+        return [HoldLifted(engine.id, kind, reason)]
+
+    def keep_last(self, role: Role, now: float) -> list[Decision]:
+        """Lift yielding holds if `role` would be left without an eligible engine: the oldest such engine returns.
+
+        Holds that do not yield, and ejections, may empty the role. Source: source, "Last-engine protection".
+        """
+        if any(engine.eligible(now) for engine in self.by_role[role]):
+            return []
+        for engine in sorted(
+            self.by_role[role], key=lambda e: (min((h.since for h in e.holds.values()), default=0.0), e.id)
+        ):
+            if engine.ejection is None and all(RULES[kind].yields_to_last_engine for kind in engine.holds):
+                return [d for kind in list(engine.holds) for d in self.lift(engine, kind, f"last {role} engine", now)]
+        return []
