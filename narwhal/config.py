@@ -5,13 +5,13 @@ Each field's description is its documentation: `narwhal config show --defaults` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator
 
-from narwhal.errors import ConfigError
+from narwhal.section import Rule, Section, parse_section
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
@@ -19,20 +19,21 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 PositiveCount = Annotated[int, Field(ge=1)]
 
 
-class Section(BaseModel):
-    """A frozen group of settings; unknown keys and loose types are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
 def http_url(value: str) -> str:
     """Return `value` without a trailing slash; raise ValueError unless it is http(s) with a host and no password."""
     parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"must be an http:// or https:// address with a host, not {value!r}")
     if parts.username or parts.password:
         raise ValueError("must not carry a user or password; secrets come from the environment")
+    if parts.scheme not in ("http", "https") or not parts.hostname or any(char.isspace() for char in value):
+        raise ValueError(f"must be an http:// or https:// address with a host, not {value!r}")
+    if parts.port == 0:
+        raise ValueError("must not name port 0, which nobody can reach")
     return value.rstrip("/")
+
+
+def _ports_differ(host: str, port: int, admin_host: str, admin_port: int) -> Iterator[str]:
+    if port == admin_port != 0 and host == admin_host:
+        yield f"admin_port: must not be the traffic port ({port}) on the same address"
 
 
 class RouterSection(Section):
@@ -48,6 +49,8 @@ class RouterSection(Section):
     advertise_url: str | None = Field(None, description="how peers reach the traffic port; default http://host:port")
     advertise_admin_url: str | None = Field(None, description="how peers and the CLI reach the admin port")
     state_dir: str = Field("narwhal-state", min_length=1, description="folder of the handoff file and local HA record")
+
+    rules = (Rule(("host", "port", "admin_host", "admin_port"), _ports_differ),)
 
     _urls = field_validator("advertise_url", "advertise_admin_url")(lambda value: http_url(value) if value else value)
 
@@ -99,6 +102,11 @@ class EngineEntry(Section):
     _url = field_validator("url")(http_url)
 
 
+def _backoff_grows(first: float, longest: float) -> Iterator[str]:
+    if longest < first:
+        yield f"retry_backoff_max_s: must not be below retry_backoff_s ({first}), got {longest}"
+
+
 class RecoverySection(Section):
     """When failure evidence leads to action, and how engines come back."""
 
@@ -112,13 +120,7 @@ class RecoverySection(Section):
     retry_backoff_s: Seconds = Field(1.0, description="wait before the second probe or readmission attempt; doubles")
     retry_backoff_max_s: Seconds = Field(30.0, description="longest wait between two attempts")
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.retry_backoff_max_s < self.retry_backoff_s:
-            raise ValueError(
-                f"retry_backoff_max_s ({self.retry_backoff_max_s}) must not be below retry_backoff_s ({self.retry_backoff_s})"
-            )
-        return self
+    rules = (Rule(("retry_backoff_s", "retry_backoff_max_s"), _backoff_grows),)
 
 
 class ControllerSection(Section):
@@ -140,6 +142,25 @@ class PeerEntry(Section):
     _url = field_validator("url")(http_url)
 
 
+def _lease_outlives_renewal(ttl: float, renew: float, op: float, margin: float, error: float) -> Iterator[str]:
+    used = renew + 2 * op + margin + error * ttl
+    if used >= ttl:
+        yield (
+            "lease_ttl_s: must exceed renew_every_s + 2 * op_timeout_s + margin_s + clock_error * lease_ttl_s"
+            f" ({used:.3f}), got {ttl}"
+        )
+
+
+def _operations_are_short(op: float, ttl: float, margin: float) -> Iterator[str]:
+    if op > (quarter := (ttl - margin) / 4):
+        yield f"op_timeout_s: must not exceed a quarter of lease_ttl_s - margin_s ({quarter:.3f}), got {op}"
+
+
+def _polls_see_every_renewal(poll: float, renew: float) -> Iterator[str]:
+    if poll > renew:
+        yield f"poll_every_s: must not exceed renew_every_s ({renew}), got {poll}"
+
+
 class HaSection(Section):
     """The pair: lease, fencing, takeover."""
 
@@ -150,7 +171,9 @@ class HaSection(Section):
     lease_ttl_s: Seconds = Field(2.0, description="T: life of the lease without renewal")
     renew_every_s: Seconds = Field(0.4, description="r: time between two renewals")
     op_timeout_s: Seconds = Field(0.3, description="o: longest wait for one Redis answer")
-    margin_s: Seconds = Field(0.2, description="m: how long before expiry the holder stops admitting")
+    margin_s: Annotated[float, Field(ge=0.05, allow_inf_nan=False)] = Field(
+        0.2, description="m: how long before expiry the holder stops admitting"
+    )
     clock_error: Annotated[float, Field(ge=0, lt=0.1, allow_inf_nan=False)] = Field(
         0.005, description="e: assumed relative error between this host's and Redis' clock rates"
     )
@@ -163,34 +186,18 @@ class HaSection(Section):
     @classmethod
     def _redis_url(cls, value: str) -> str:
         parts = urlsplit(value)
-        if parts.scheme not in ("redis", "rediss", "unix"):
-            raise ValueError(f"must start with redis://, rediss:// or unix://, not {value!r}")
         if parts.password:
             raise ValueError("must not carry a password; set NARWHAL_REDIS_PASSWORD instead")
+        if parts.scheme not in ("redis", "rediss", "unix"):
+            raise ValueError(f"must start with redis://, rediss:// or unix://, not {value!r}")
         return value
 
-    @model_validator(mode="after")
-    def _clock_arithmetic(self) -> Self:
-        """Refuse settings with which the holder could believe longer than the lease lives. Source: ha.md, 2.5."""
-        problems = []
-        used = self.renew_every_s + 2 * self.op_timeout_s + self.margin_s + self.clock_error * self.lease_ttl_s
-        if used >= self.lease_ttl_s:
-            problems.append(
-                f"lease_ttl_s ({self.lease_ttl_s}) must exceed renew_every_s + 2 * op_timeout_s + margin_s"
-                f" + clock_error * lease_ttl_s ({used:.3f})"
-            )
-        if self.margin_s < 0.05:
-            problems.append(f"margin_s ({self.margin_s}) must be at least 0.05")
-        if self.op_timeout_s > (self.lease_ttl_s - self.margin_s) / 4:
-            problems.append(
-                f"op_timeout_s ({self.op_timeout_s}) must not exceed a quarter of lease_ttl_s - margin_s"
-                f" ({(self.lease_ttl_s - self.margin_s) / 4:.3f})"
-            )
-        if self.poll_every_s > self.renew_every_s:
-            problems.append(f"poll_every_s ({self.poll_every_s}) must not exceed renew_every_s ({self.renew_every_s})")
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
+    # With settings that break these the holder could believe longer than the lease lives. Source: ha.md, 2.5.
+    rules = (
+        Rule(("lease_ttl_s", "renew_every_s", "op_timeout_s", "margin_s", "clock_error"), _lease_outlives_renewal),
+        Rule(("op_timeout_s", "lease_ttl_s", "margin_s"), _operations_are_short),
+        Rule(("poll_every_s", "renew_every_s"), _polls_see_every_renewal),
+    )
 
 
 class LogSection(Section):
@@ -198,6 +205,32 @@ class LogSection(Section):
 
     format: Literal["json", "console"] = Field("json", description="one JSON object a line, or coloured text")
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level that is written")
+
+
+# The fleet rules see each entry as a mapping that lacks the keys which are invalid by themselves.
+_Entries = Sequence[Mapping[str, Any]]
+
+
+def _engines_are_distinct(engines: _Entries) -> Iterator[str]:
+    yield from _repeated("engines", "id", [entry["id"] for entry in engines if "id" in entry])
+    yield from _repeated("engines", "url", [http_url(entry["url"]) for entry in engines if "url" in entry])
+
+
+def _both_roles_are_there(engines: _Entries) -> Iterator[str]:
+    roles = {entry.get("role") for entry in engines}
+    if None not in roles:
+        for role in sorted({"prefill", "decode"} - roles):
+            yield f"engines: no engine has role {role!r}; a fleet needs at least one of each"
+
+
+def _peers_are_distinct(peers: _Entries) -> Iterator[str]:
+    yield from _repeated("peers", "id", [entry["id"] for entry in peers if "id" in entry])
+
+
+def _repeated(path: str, key: str, values: list[str]) -> Iterator[str]:
+    for value in dict.fromkeys(values):
+        if (times := values.count(value)) > 1:
+            yield f"{path}: {key} {value!r} is used {times} times"
 
 
 class Config(Section):
@@ -213,25 +246,11 @@ class Config(Section):
     peers: tuple[PeerEntry, ...] = Field((), description="the other routers; they are also found through Redis")
     log: LogSection = LogSection()
 
-    @model_validator(mode="after")
-    def _consistent_fleet(self) -> Self:
-        problems = [
-            *(f"engines: id {name!r} is used {n} times" for name, n in _repeated([e.id for e in self.engines])),
-            *(f"engines: url {url!r} is used {n} times" for url, n in _repeated([e.url for e in self.engines])),
-            *(f"peers: id {name!r} is used {n} times" for name, n in _repeated([p.id for p in self.peers])),
-            *(
-                f"engines: no engine has role {role!r}; a fleet needs at least one of each"
-                for role in ("prefill", "decode")
-                if role not in {e.role for e in self.engines}
-            ),
-        ]
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
-
-
-def _repeated(values: list[str]) -> list[tuple[str, int]]:
-    return [(value, values.count(value)) for value in dict.fromkeys(values) if values.count(value) > 1]
+    rules = (
+        Rule(("engines",), _engines_are_distinct),
+        Rule(("engines",), _both_roles_are_there),
+        Rule(("peers",), _peers_are_distinct),
+    )
 
 
 def parse_config(data: Mapping[str, Any], *, source: str) -> Config:
@@ -239,31 +258,4 @@ def parse_config(data: Mapping[str, Any], *, source: str) -> Config:
 
     Raises ConfigError naming every mistake with its path, e.g. `engines.0.url: must be ...`.
     """
-    try:
-        return Config.model_validate(_tuples(data))
-    except ValidationError as error:
-        raise ConfigError([_describe(dict(item)) for item in error.errors(include_url=False)], source=source) from error
-
-
-def _tuples(value: Any) -> Any:
-    """Turn lists into tuples, which strict validation asks for; TOML and JSON only know lists."""
-    if isinstance(value, Mapping):
-        return {key: _tuples(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return tuple(_tuples(item) for item in value)
-    return value
-
-
-def _describe(item: dict[str, Any]) -> str:
-    path = ".".join(str(part) for part in item["loc"]) or "(top level)"
-    message = str(item["msg"]).removeprefix("Value error, ")
-    match item["type"]:
-        case "extra_forbidden":
-            message = "unknown key"
-        case "missing":
-            message = "is required"
-        case "value_error":
-            pass
-        case _:
-            message = f"{message}, got {item['input']!r}"
-    return f"{path}: {message}"
+    return parse_section(Config, data, source=source)
