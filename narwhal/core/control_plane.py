@@ -44,6 +44,11 @@ class ControlPlane:
         self.stopping = False
         self.version = 0
 
+    @property
+    def serving(self) -> bool:
+        """Whether this router is the one that decides about the fleet."""
+        return self.role in (RouterRole.ACTIVE, RouterRole.SOLO)
+
     def readiness(self, *, now: float, lease_now: float) -> Readiness:
         """Return whether this router admits: `now` in loop seconds, `lease_now` on the lease clock."""
         if self.stopping:

@@ -1,0 +1,66 @@
+"""Which process this is: read once from /proc, written into the lease, checked by `kill-active` before it signals.
+
+Source: proc(5): field 22 of /proc/<pid>/stat is the start time in clock ticks since boot, the same in every pid
+namespace of one kernel; /proc/sys/kernel/random/boot_id names the running kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from narwhal.core.lease import ProcessIdentity
+
+PROC = Path("/proc")
+
+
+def own_identity() -> ProcessIdentity:
+    """Return the identity of this process; fields that this platform does not tell are empty or 0."""
+    pid = os.getpid()
+    return ProcessIdentity(host=socket.gethostname(), boot_id=boot_id(), pid=pid, start_ticks=start_ticks(pid) or 0)
+
+
+def boot_id() -> str:
+    """Return the name of the running kernel's boot, or an empty string where there is none."""
+    try:
+        return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def start_ticks(pid: int) -> int | None:
+    """Return when process `pid` started, in clock ticks since boot; None if there is no such process."""
+    try:
+        stat = (PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None
+    after_name = stat.rpartition(")")[2].split()
+    return int(after_name[19])
+
+
+def find_process(wanted: ProcessIdentity) -> int | None:
+    """Return the pid, as seen from here, of exactly the `wanted` process, or None if it does not run on this kernel.
+
+    A process in a container has another pid inside; it is found by the innermost pid in NSpid and its start time.
+    """
+    if not wanted.boot_id or wanted.boot_id != boot_id():
+        return None
+    for entry in PROC.iterdir():
+        if entry.name.isdigit() and start_ticks(int(entry.name)) == wanted.start_ticks:
+            pid = int(entry.name)
+            if innermost_pid(pid) == wanted.pid:
+                return pid
+    return None
+
+
+def innermost_pid(pid: int) -> int | None:
+    """Return the pid that process `pid` has in its own pid namespace."""
+    try:
+        status = (PROC / str(pid) / "status").read_text()
+    except OSError:
+        return None
+    for line in status.splitlines():
+        if line.startswith("NSpid:"):
+            return int(line.split()[-1])
+    return pid

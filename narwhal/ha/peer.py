@@ -1,0 +1,66 @@
+"""Reads another router's /ready, once per call, and names the sign it gives.
+
+A 503 only because no engine can serve is not a sign against the active: the standby would have the same engines.
+Source: source, "Monitoring and readiness"; decisions 6 and 7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+
+from narwhal.core.vocabulary import FencingToken, PeerSign, RouterRole
+from narwhal.ports import PeerLook
+
+ANSWER_BYTES_MAX = 64 * 1024
+
+
+class HttpRouterPeer:
+    """`RouterPeer` over HTTP. Every look opens a fresh connection: a dead listener must not hide behind a kept one."""
+
+    def __init__(self) -> None:
+        self._session: aiohttp.ClientSession | None = None
+
+    async def look(self, url: str, *, timeout_s: float) -> PeerLook:
+        """Return what `url`/ready says within `timeout_s`."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(force_close=True, limit=8), trust_env=False
+            )
+        try:
+            async with asyncio.timeout(timeout_s), self._session.get(f"{url}/ready", allow_redirects=False) as answer:
+                body = await answer.content.read(ANSWER_BYTES_MAX)
+                return read_ready(answer.status, body)
+        except TimeoutError:
+            return PeerLook(PeerSign.TIMEOUT, detail=f"no answer in {timeout_s:g} s")
+        except aiohttp.ClientConnectionError as error:
+            return PeerLook(PeerSign.REFUSED, detail=str(error) or type(error).__name__)
+        except aiohttp.ClientError as error:
+            return PeerLook(PeerSign.UNREADABLE, detail=str(error) or type(error).__name__)
+
+    async def aclose(self) -> None:
+        """Close the session."""
+        if self._session is not None:
+            await self._session.close()
+
+
+def read_ready(status: int, body: bytes) -> PeerLook:
+    """Return the sign in one /ready answer."""
+    try:
+        document: dict[str, Any] = json.loads(body)
+        role = RouterRole(document["role"])
+        control_ready = document["control_ready"]
+        reason = str(document.get("reason", ""))
+        token = FencingToken(int(document.get("fencing_token") or 0)) or None
+    except (ValueError, KeyError, TypeError) as error:
+        return PeerLook(PeerSign.UNREADABLE, detail=f"status {status}: {error}")
+    if status == 200:
+        return PeerLook(PeerSign.READY, token, reason)
+    if role in (RouterRole.FENCED, RouterRole.STANDBY):
+        return PeerLook(PeerSign.FENCED, token, reason)
+    if status == 503 and control_ready is True:
+        return PeerLook(PeerSign.NO_CAPACITY, token, reason)
+    return PeerLook(PeerSign.DEGRADED, token, reason)

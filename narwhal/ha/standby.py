@@ -1,0 +1,175 @@
+"""The standby's duty: follow the handoff, watch the active, and ask for the lease when the core says so.
+
+The lease is the truth; the event stream is only a wake-up, and the active's /ready only a reason to claim.
+Source: source, "Warm standby and lease ownership"; decisions 7, 8, 29, 32; ha.md, 2.4 and 2.8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from narwhal.config import HaSection
+from narwhal.core.control_plane import ControlPlane
+from narwhal.core.lease import Claim, DataLost, Granted, LeaseObservation, LeaseRecord, Occupied
+from narwhal.core.takeover import Attempt, PostClaim, Takeover, Wait
+from narwhal.core.vocabulary import FencingToken, RouterId, RouterRole
+from narwhal.errors import StoreMisused, StoreUnavailable
+from narwhal.ha.follower import Follower
+from narwhal.ha.keeper import LeaseKeeper
+from narwhal.ports import LeaseStore, RouterPeer
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyOptions:
+    """How eager this standby is: a patient one lets others take a lease that it never saw held, for `patience_s`."""
+
+    patience_s: float = 0.0
+    fresh: bool = False
+
+
+class Standby:
+    """Follows until the lease is granted."""
+
+    def __init__(
+        self,
+        plane: ControlPlane,
+        *,
+        store: LeaseStore,
+        keeper: LeaseKeeper,
+        follower: Follower,
+        peer: RouterPeer,
+        could_serve: Callable[[], str | None],
+    ) -> None:
+        self._plane = plane
+        self._store = store
+        self._keeper = keeper
+        self._follower = follower
+        self._peer = peer
+        self._could_serve = could_serve
+        self._ha: HaSection = plane.config.ha
+        self._own_id = RouterId(plane.config.router.id)
+        self._said: str | None = None
+        self.takeover = Takeover(self._own_id, ttl_s=self._ha.lease_ttl_s, misses=self._ha.takeover_misses)
+        self.floor = FencingToken(0)
+        self.holder: LeaseRecord | None = None
+
+    async def run(self, candidate: LeaseRecord, options: StandbyOptions) -> Granted:
+        """Follow and watch until this router holds the lease; return the grant."""
+        self.takeover = Takeover(self._own_id, ttl_s=self._ha.lease_ttl_s, misses=self._ha.takeover_misses)
+        not_before = asyncio.get_running_loop().time() + options.patience_s
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(self._watch_peer(), name="watch-peer")
+            granted = await self._follow(candidate, options, not_before=not_before)
+            watching.cancel()
+        return granted
+
+    async def _follow(self, candidate: LeaseRecord, options: StandbyOptions, *, not_before: float) -> Granted:
+        while True:
+            try:
+                granted = await self._look(candidate, options, not_before=not_before)
+                if granted is not None:
+                    return granted
+                await self._store.wait_for_event(timeout_s=self._ha.poll_every_s)
+            except StoreUnavailable as error:
+                self._say(f"redis does not answer: {error}")
+                await asyncio.sleep(self._ha.poll_every_s)
+            except StoreMisused as error:
+                self._say(f"redis refuses: {error}")
+                await asyncio.sleep(5.0)
+
+    async def _look(self, candidate: LeaseRecord, options: StandbyOptions, *, not_before: float) -> Granted | None:
+        """Observe once, follow what is new, and do what the core decides."""
+        loop = asyncio.get_running_loop()
+        sent_at = loop.time()
+        seen = await self._observe(follow=not options.fresh)
+        why_not = self.rejected and f"handoff does not fit: {self.rejected}"
+        decision = self.takeover.decide(
+            seen, sent_at=sent_at, now=loop.time(), fit=why_not is None and self._could_serve() is None
+        )
+        match decision:
+            case Wait():
+                self._say(why_not or self._could_serve(), waiting_for=decision.reason)
+            case PostClaim():
+                await self._claim(decision)
+            case Attempt() if why_not is not None:
+                self._say(why_not)
+            case Attempt() if self.holder is None and loop.time() < not_before:
+                self._say(None, waiting_for="another router to become active first")
+            case Attempt():
+                return await self._attempt(candidate, decision)
+        return None
+
+    async def catch_up(self) -> None:
+        """Read the mirror once more: the last handoff may have come between the last look and the grant."""
+        try:
+            await self._observe(follow=True)
+        except (StoreUnavailable, StoreMisused) as error:
+            log.warning("takeover_from_shadow", error=str(error), handoff=self._follower.applied)
+
+    @property
+    def rejected(self) -> str | None:
+        """Why the newest handoff cannot be applied, or None."""
+        return self._follower.rejected
+
+    async def _observe(self, *, follow: bool) -> LeaseObservation:
+        seen = await self._store.observe()
+        self._note(seen)
+        if follow:
+            await self._follower.catch_up(seen.handoff)
+        if self._plane.role is RouterRole.FENCED:
+            self._plane.role = RouterRole.STANDBY
+        return seen
+
+    def _note(self, seen: LeaseObservation) -> None:
+        """Keep what any answer teaches: who holds, and the highest token ever seen."""
+        handoff_token = seen.handoff[0] if seen.handoff is not None else 0
+        self.floor = FencingToken(max(self.floor, seen.token, handoff_token))
+        if seen.record is not None:
+            self.holder = seen.record
+            self.floor = FencingToken(max(self.floor, seen.record.token))
+        self._plane.owner = seen.record.router if seen.record is not None else None
+        self._plane.owner_url = seen.record.url if seen.record is not None else None
+
+    async def _attempt(self, candidate: LeaseRecord, attempt: Attempt) -> Granted | None:
+        answer = await self._keeper.acquire(candidate, floor=self.floor, epoch=attempt.epoch)
+        match answer:
+            case Granted():
+                log.info("takeover_started", why=attempt.why, fencing_token=answer.record.token)
+                return answer
+            case Occupied():
+                log.info("lease_taken_by_another", holder=answer.record.router, fencing_token=answer.record.token)
+            case DataLost():
+                log.warning("redis_data_lost", consequence="waiting a whole lease before the next attempt")
+        return None
+
+    async def _claim(self, claim: PostClaim) -> None:
+        posted = await self._store.claim(
+            claim.expected,
+            Claim(self._own_id, claim.expected.incarnation, claim.expected.token, claim.reason),
+        )
+        log.warning("claim_posted", against=claim.expected.router, reason=claim.reason, posted=posted)
+
+    async def _watch_peer(self) -> None:
+        """Look at the holder's /ready at a fixed rate and tell the core what it said."""
+        while True:
+            holder = self.holder
+            if holder is not None and holder.router != self._own_id:
+                look = await self._peer.look(holder.url, timeout_s=self._ha.peer_timeout_s)
+                self.takeover.saw_peer(look.sign, look.token)
+                if self.takeover.misses:
+                    log.debug("active_missed", sign=look.sign, misses=self.takeover.misses, detail=look.detail)
+            await asyncio.sleep(self._ha.peer_poll_every_s)
+
+    def _say(self, why_not: str | None, *, waiting_for: str | None = None) -> None:
+        """Show in /ready why this router could not take over; log it, and what it waits for, when that changes."""
+        self._plane.ineligible = why_not
+        said = f"{why_not}; {waiting_for}"
+        if said != self._said:
+            self._said = said
+            log.info("standby_waiting", ineligible=why_not, waiting_for=waiting_for)

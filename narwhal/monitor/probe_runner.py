@@ -1,0 +1,86 @@
+"""Carries ordered probes out, on the control pool, never awaited by a client.
+
+Every ordered probe is reported exactly once, also when the router is shutting down or our own pool was full: the core
+keeps an engine held until it hears.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from narwhal.core.control_plane import ControlPlane
+from narwhal.core.engine import Engine
+from narwhal.core.events import FleetEvent, HealthProbed, InferenceProbed, PairFinding, ProbeOrdered
+from narwhal.core.vocabulary import EngineId, ProbeKind, ProbeResult
+from narwhal.ports import EngineAddress, EngineControl
+
+
+def address(engine: Engine) -> EngineAddress:
+    """Return where `engine` is spoken to."""
+    return EngineAddress(engine.id, engine.url)
+
+
+class ProbeRunner:
+    """One task per probe; `report` is the way back into the core, set once it exists."""
+
+    def __init__(self, plane: ControlPlane, control: EngineControl) -> None:
+        self._plane = plane
+        self._control = control
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.report: Callable[[FleetEvent], None] = _unconnected
+
+    def start(self, order: ProbeOrdered) -> None:
+        """Start the probe that the core ordered."""
+        task = asyncio.create_task(self._carry_out(order), name=f"probe-{order.kind}-{order.engine}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def cancel(self) -> None:
+        """Stop every probe that is running and wait for it."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _carry_out(self, order: ProbeOrdered) -> None:
+        outcome: FleetEvent = _nothing_learnt(order)
+        try:
+            if order.kind is ProbeKind.HEALTH:
+                outcome = await self._health(order.engine)
+            else:
+                outcome = await self._inference(order)
+        finally:
+            self.report(outcome)
+
+    async def _health(self, engine: EngineId) -> HealthProbed:
+        timeout_s = self._plane.config.engine.health_timeout_s
+        answer = await self._control.health(address(self._plane.fleet.engines[engine]), timeout_s=timeout_s)
+        if not answer.conclusive:
+            return HealthProbed(engine, ProbeResult.INCONCLUSIVE, answer.detail)
+        return HealthProbed(engine, ProbeResult.PASSED if answer.healthy else ProbeResult.FAILED, answer.detail)
+
+    async def _inference(self, order: ProbeOrdered) -> InferenceProbed:
+        findings: list[PairFinding] = []
+        now = asyncio.get_running_loop().time()
+        for prefill, decode in self._plane.fleet.probing.plan(order.engine, order.partner, now=now):
+            finding = await self._control.infer(
+                address(prefill),
+                address(decode),
+                model=self._plane.config.serving.models[0],
+                timeout_s=self._plane.config.engine.probe_timeout_s,
+            )
+            findings.append(finding)
+            if finding.conclusive and finding.failed_leg is None and order.engine in (prefill.id, decode.id):
+                break
+        return InferenceProbed(order.engine, tuple(findings))
+
+
+def _nothing_learnt(order: ProbeOrdered) -> FleetEvent:
+    if order.kind is ProbeKind.HEALTH:
+        return HealthProbed(order.engine, ProbeResult.INCONCLUSIVE, "the probe was cut short")
+    return InferenceProbed(order.engine, ())
+
+
+def _unconnected(event: FleetEvent) -> None:
+    raise AssertionError(f"no reporter was connected for {event}")
