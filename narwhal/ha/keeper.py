@@ -15,7 +15,7 @@ import structlog
 from narwhal.config import HaSection
 from narwhal.core.claims import Refuse, answer_claim
 from narwhal.core.control_plane import ControlPlane
-from narwhal.core.lease import AcquireAnswer, Claim, Granted, LeaseRecord, Lost, Renewed, RenewAnswer
+from narwhal.core.lease import AcquireAnswer, Claim, Granted, LeaseRecord, Lost, RenewAnswer, Renewed
 from narwhal.core.vocabulary import FencingToken, RouterId
 from narwhal.errors import StoreMisused, StoreUnavailable
 from narwhal.ports import Clock, LeaseStore

@@ -26,7 +26,7 @@ log = structlog.get_logger()
 class TokenRecord(Protocol):
     """Where this host remembers the highest fencing token that it has ever seen, across restarts."""
 
-    async def load(self) -> FencingToken:
+    async def floor(self) -> FencingToken:
         """Return it, 0 if none is remembered."""
         ...
 
@@ -55,7 +55,7 @@ class RouterLife:
 
     async def run(self, candidate: LeaseRecord, options: StandbyOptions) -> None:
         """Live until cancelled."""
-        self._standby.floor = await self._tokens.load()
+        self._standby.floor = await self._tokens.floor()
         while True:
             granted = await self._standby.run(candidate, options)
             if await self._become_active(granted.record, fresh=options.fresh):
