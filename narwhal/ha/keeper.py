@@ -61,6 +61,8 @@ class LeaseKeeper:
         assert record is not None, "hold without a term"
         while True:
             await asyncio.sleep(self._pause_s())
+            if not tenure.held(self._clock()):
+                return self._over()
             answer = await self._renew(record)
             held = tenure.held(self._clock())
             if isinstance(answer, Lost):
@@ -68,10 +70,15 @@ class LeaseKeeper:
                 self.fence(f"the lease is not ours any more; {holder} holds it")
                 return TermEnded(vanished=held and answer.holder is None)
             if not held:
-                self.fence("the local lease deadline has passed")
-                return TermEnded()
+                return self._over()
             if answer is not None and answer.claim is not None and self._must_yield(answer.claim):
                 return TermEnded(claim=answer.claim)
+
+    def _over(self) -> TermEnded:
+        """End a term whose deadline has passed, or that was fenced meanwhile: it must not be renewed again."""
+        if self._plane.tenure.record is not None:
+            self.fence("the local lease deadline has passed")
+        return TermEnded()
 
     def fence(self, reason: str, *, planned: bool = False) -> None:
         """End the term locally: nothing is admitted from here on."""
