@@ -5,14 +5,17 @@ Every method may raise what its docstring names and nothing else that is expecte
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from narwhal.core.events import PairFinding
+from narwhal.core.faults import EngineFault, EngineTimeout, EngineUnreachable
 from narwhal.core.handoff import HandoffDocument
 from narwhal.core.lease import AcquireAnswer, Claim, LeaseObservation, LeaseRecord, RenewAnswer
 from narwhal.core.vocabulary import EngineId, FencingToken, PeerSign, RouterId
+from narwhal.errors import NarwhalError
 
 Clock = Callable[[], float]
 """Seconds that go on while the host is suspended (CLOCK_BOOTTIME); for the lease deadline only."""
@@ -124,34 +127,79 @@ class EngineAddress:
 class LegCall:
     """One leg as the serving layer asks for it.
 
-    `path` is the OpenAI path, `body` the client's document (never mutated by the driver), `headers` what the engine
-    is told (request id, trace, fencing token). `timeout_s` bounds a prefill answer.
+    `path` is the OpenAI path. `body` is the client's document and `raw` its bytes; drivers change neither, and a decode
+    engine gets `raw` as the client wrote it. `headers` is what the engine is told (request id, trace, fencing token);
+    `choices` is how many choices the answer must finish; `deadline` is the request's own, in loop seconds.
     """
 
     path: str
     body: Mapping[str, Any]
-    headers: Mapping[str, str] = field(default_factory=dict)
+    raw: bytes
+    headers: Mapping[str, str]
+    deadline: float
+    choices: int = 1
+
+
+class NothingSent(NarwhalError):
+    """Marks a fault that came before the first byte: no engine has seen anything of the request."""
+
+
+class ConnectRefused(EngineUnreachable, NothingSent):
+    """The engine did not take the connection."""
+
+
+class ConnectTimedOut(EngineTimeout, NothingSent):
+    """The engine did not answer the attempt to connect."""
+
+
+class KvTicketUnusable(EngineFault):
+    """A ticket was dropped before any decode engine saw it: too old, or of a process that is gone. Not evidence."""
+
+
+class KvTicket:
+    """The opaque parameters that authorise one decode leg to fetch the KV of one prefill.
+
+    It can be spent once; then its parameters are gone. `issued_at` is loop seconds, `engine_id` names the process that
+    holds the KV. Source: a reference that is used twice answers with another text under HTTP 200.
+    """
+
+    __slots__ = ("_params", "engine_id", "issued_at", "max_age_s")
+
+    def __init__(self, params: bytes, *, engine_id: str, issued_at: float, max_age_s: float) -> None:
+        self._params: bytes | None = params
+        self.engine_id = engine_id
+        self.issued_at = issued_at
+        self.max_age_s = max_age_s
+
+    def spend(self, *, now: float) -> bytes:
+        """Return the parameters as JSON and forget them. Raises KvTicketUnusable when they are too old."""
+        params, self._params = self._params, None
+        assert params is not None, "a ticket was spent twice"
+        age_s = now - self.issued_at
+        if age_s > self.max_age_s:
+            raise KvTicketUnusable(f"the ticket is {age_s:.1f} s old, more than {self.max_age_s:.1f} s: dropped unused")
+        return params
 
 
 @dataclass(frozen=True, slots=True)
-class KvTicket:
-    """The opaque parameters that authorise one decode leg to fetch the KV of one prefill. Used once, never stored.
-
-    `params` goes verbatim to the decode engine; `issued_at` is loop seconds; `generation` is the prefill process.
-    """
-
-    params: Mapping[str, Any]
-    issued_at: float
-    generation: str
+class NothingPinned:
+    """The prefill ran but holds no KV for anybody: the decode engine must compute the whole prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRefusal:
-    """The engine answered 4xx other than 408/429: the client's mistake, passed on as it is."""
+    """The engine answered 4xx other than 408/429: the client's mistake, passed on in OpenAI's error shape."""
 
     status: int
     body: bytes
-    content_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens as the engine counted them; None where it did not say."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,30 +207,63 @@ class WholeAnswer:
     """A complete non-streaming answer of an engine, already checked and stripped of internal addresses."""
 
     body: bytes
-    usage: Mapping[str, int] | None = None
+    usage: Usage | None = None
+
+
+class ByteSink(Protocol):
+    """Where a stream's bytes go."""
+
+    def write(self, data: bytes) -> bool:
+        """Take `data`; False asks the writer to wait for `drain` before it writes more."""
+        ...
+
+    async def drain(self) -> None:
+        """Return when more may be written."""
+        ...
 
 
 class DecodeStream(Protocol):
-    """An accepted streaming decode. Iterating yields the bytes for the client, the first one from the first real token on.
+    """A streaming decode whose first real token has come. Only whole frames leave it, as the engine wrote them.
 
-    Iteration raises an EngineFault when the stream breaks, and ends normally only after a finish reason for every
-    choice and the terminal marker. `aclose` cancels the leg; it is safe to call twice.
+    `head` is everything up to that token.
     """
 
-    def __aiter__(self) -> AsyncIterator[bytes]: ...
+    head: bytes
 
-    async def aclose(self) -> None: ...
+    @property
+    def frames(self) -> int:
+        """How many frames have been passed on."""
+        ...
+
+    @property
+    def usage(self) -> Usage | None:
+        """The engine's token counts, if they have come."""
+        ...
+
+    async def pipe(self, sink: ByteSink) -> None:
+        """Pass on everything after `head`.
+
+        Returns after a finish reason for every choice and the terminal marker; raises an EngineFault when the stream
+        breaks. What the engine reported as an error is in the fault, not in the bytes.
+        """
+        ...
+
+    def close(self) -> None:
+        """Cancel the leg unless it is complete; safe to call twice."""
+        ...
 
 
-class EngineData(Protocol):
-    """The data pool: the legs of client requests. Raises EngineFault subclasses only."""
+class Legs(Protocol):
+    """The legs of one request, which share one slot of the data pool: one leg at a time. Raise EngineFaults only."""
 
-    async def prefill(self, engine: EngineAddress, call: LegCall, *, timeout_s: float) -> KvTicket | EngineRefusal:
+    async def prefill(
+        self, engine: EngineAddress, call: LegCall, *, timeout_s: float
+    ) -> KvTicket | NothingPinned | EngineRefusal:
         """Run the prefill leg and return a ticket that was checked for shape."""
         ...
 
     async def decode(
-        self, engine: EngineAddress, call: LegCall, ticket: KvTicket | None, *, timeout_s: float
+        self, engine: EngineAddress, call: LegCall, ticket: KvTicket | None
     ) -> WholeAnswer | EngineRefusal:
         """Run a non-streaming decode leg; without a ticket the engine computes the whole request."""
         ...
@@ -196,11 +277,22 @@ class EngineData(Protocol):
         first_token_timeout_s: float,
         silence_timeout_s: float,
     ) -> DecodeStream | EngineRefusal:
-        """Start a streaming decode leg; returns once the engine has accepted or refused it."""
+        """Start a streaming decode leg and return at its first real token, or when the engine refused it."""
         ...
 
     async def forward(self, engine: EngineAddress, call: LegCall, *, timeout_s: float) -> WholeAnswer | EngineRefusal:
         """Pass a small request (token counting) through to one engine."""
+        ...
+
+
+class EngineData(Protocol):
+    """The data pool: the legs of client requests."""
+
+    in_use: int
+    capacity: int
+
+    def reserve(self) -> AbstractContextManager[Legs]:
+        """Hold one slot of the pool for a whole request. Raises PoolFull at once when there is none."""
         ...
 
 
