@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from narwhal.core.evidence import Streaks
-from narwhal.core.holds import Hold
+from narwhal.core.holds import RULES, Hold
 from narwhal.core.vocabulary import (
     EjectionCause,
     EngineId,
@@ -99,6 +99,13 @@ class Engine:
     def eligible(self, now: float) -> bool:
         """Whether placement may choose this engine at loop time `now`."""
         return self.blocked_until <= now
+
+    @property
+    def relievable(self) -> bool:
+        """Whether this engine is held, and by nothing but holds that yield to last-engine protection."""
+        return (
+            self.ejection is None and bool(self.holds) and all(RULES[kind].yields_to_last_engine for kind in self.holds)
+        )
 
     @property
     def drained(self) -> bool:

@@ -81,15 +81,18 @@ class Streaks:
             cleared.add(key[0])
         return tuple(sorted(cleared))
 
-    def clear(self) -> None:
-        """Forget everything: a readmitted or restarted engine starts afresh."""
-        self.by_class.clear()
-        self.by_leg.clear()
+    def clear(self) -> tuple[FailureClass, ...]:
+        """Forget everything, and return what was not zero: a readmitted or restarted engine starts afresh."""
+        return self.absolve(frozenset(FailureClass))
 
     def longest(self, failure_class: FailureClass) -> int:
         """Return the longer of the class streak and its leg streaks."""
         legs = (self.by_leg.get((failure_class, leg), 0) for leg in Leg)
         return max(self.by_class.get(failure_class, 0), *legs)
+
+    def full(self, limit: int) -> tuple[FailureClass, ...]:
+        """Return the classes of leg evidence whose longer streak has reached `limit`; liveness has its own limit."""
+        return tuple(c for c in FailureClass if c is not FailureClass.LIVENESS and self.longest(c) >= limit)
 
     def nonzero(self) -> frozenset[FailureClass]:
         """Return the classes with a class streak above zero."""

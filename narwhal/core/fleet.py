@@ -38,7 +38,7 @@ from narwhal.core.events import (
     ReadmissionFailed,
     ReadmissionPassed,
 )
-from narwhal.core.evidence import ACTION, INFERENCE_CLASSES
+from narwhal.core.evidence import ACTION, CLEARS, INFERENCE_CLASSES
 from narwhal.core.holds import RULES, Hold
 from narwhal.core.probing import Probing
 from narwhal.core.readmission import Readmission
@@ -146,21 +146,21 @@ class Fleet:
             if quarantine is None or quarantine.until > now:
                 continue
             decisions += self.lift(engine, HoldKind.FAILURE_QUARANTINE, "deadline passed", now)
-            standing = [c for c in FailureClass if engine.streaks.longest(c) >= self.recovery.eject_after]
+            standing = engine.streaks.full(self.recovery.eject_after)
             if standing and engine.ejection is None:
                 decisions += self._verify(engine, standing[0], quarantine.partner, now)
         return decisions
 
-    # Evidence -------------------------------------------------------------------------------------------------------
-
     def _succeeded(self, engine: Engine, success: Success, now: float) -> list[Decision]:
-        decisions: list[Decision] = []
-        if cleared := engine.streaks.succeed(success):
-            decisions.append(EvidenceCleared(engine.id, cleared, success))
+        decisions = self._cleared(engine, engine.streaks.succeed(success), success)
         if success is Success.HEALTH and engine.holds:
-            for kind in [kind for kind in engine.holds if RULES[kind].health_ends_it]:
-                decisions += self.lift(engine, kind, "health 200", now)
+            decisions += self._lift_all(engine, [k for k in engine.holds if RULES[k].health_ends_it], "health 200", now)
         return decisions
+
+    @staticmethod
+    def _cleared(engine: Engine, classes: Iterable[FailureClass], reason: str) -> list[Decision]:
+        cleared = tuple(sorted(set(classes)))
+        return [EvidenceCleared(engine.id, cleared, reason)] if cleared else []
 
     def _failed(self, engine: Engine, event: LegFailed, now: float) -> list[Decision]:
         streak = engine.streaks.fail(event.failure_class, event.leg)
@@ -192,9 +192,11 @@ class Fleet:
         if length_s is None:
             return []
         standing = engine.holds.get(HoldKind.FAILURE_QUARANTINE)
-        if standing is not None:
+        if standing is not None and standing.until > now:
             standing.until = max(standing.until, now + length_s)
             engine.refresh()
+            return []
+        if self._is_last(engine, now):
             return []
         hold = Hold(
             HoldKind.FAILURE_QUARANTINE,
@@ -216,22 +218,18 @@ class Fleet:
         known, engine.generation = engine.generation, generation
         if known is None or known == generation:
             return []
-        engine.streaks.clear()
-        if engine.ejection is not None:
-            return []
+        decisions = self._cleared(engine, engine.streaks.clear(), "new process")
         detail = f"process {known} was replaced by {generation}"
-        return self.eject(engine, EjectionCause.GENERATION_CHANGED, 0, detail, now)
-
-    # Probes ---------------------------------------------------------------------------------------------------------
+        return decisions + self.eject(engine, EjectionCause.GENERATION_CHANGED, 0, detail, now)
 
     def _health_probed(self, engine: Engine, event: HealthProbed, now: float) -> list[Decision]:
         probe, judged = self.probing.finished(engine, ProbeKind.HEALTH, event.result, event.detail, now)
         decisions: list[Decision] = [judged]
         if event.result is ProbeResult.PASSED:
+            if probe is not None:
+                absolved = engine.streaks.absolve(CLEARS[Success.HEALTH])
+                decisions += self._cleared(engine, absolved, "health probe passed")
             decisions += self._succeeded(engine, Success.HEALTH, now)
-            cause = probe.cause if probe is not None else None
-            if cause is not None and (cleared := engine.streaks.absolve(frozenset({cause}))):
-                decisions.append(EvidenceCleared(engine.id, cleared, "health probe passed"))
         if event.result is ProbeResult.FAILED and engine.ejection is None:
             decisions += self.eject(engine, EjectionCause.HEALTH_PROBE, 0, event.detail, now)
         return decisions
@@ -241,11 +239,11 @@ class Fleet:
         probe, judged = self.probing.finished(engine, ProbeKind.INFERENCE, verdict.result, verdict.detail, now)
         decisions: list[Decision] = [judged]
         if verdict.result is ProbeResult.PASSED:
-            decisions += self._succeeded(engine, SUCCESS_OF_LEG[Leg(engine.role.value)], now)
-            if cleared := engine.streaks.absolve(INFERENCE_CLASSES):
-                decisions.append(EvidenceCleared(engine.id, cleared, "inference probe passed"))
-            for kind in [kind for kind in engine.holds if RULES[kind].inference_ends_it]:
-                decisions += self.lift(engine, kind, "inference probe passed", now)
+            reason = "inference probe passed"
+            success = SUCCESS_OF_LEG[Leg(engine.role.value)]
+            absolved = (*engine.streaks.succeed(success), *engine.streaks.absolve(INFERENCE_CLASSES))
+            decisions += self._cleared(engine, absolved, reason)
+            decisions += self._lift_all(engine, [k for k in engine.holds if RULES[k].inference_ends_it], reason, now)
         if verdict.result is ProbeResult.FAILED and engine.ejection is None:
             decisions += self.eject(engine, EjectionCause.INFERENCE_PROBE, 0, verdict.detail, now)
         if verdict.next_suspect is not None and probe is not None and not probe.passed_on:
@@ -254,13 +252,11 @@ class Fleet:
                 decisions += self._verify(suspect, FailureClass.KV_HANDOFF, engine.id, now, passed_on=True)
         return decisions
 
-    # Leaving and returning ------------------------------------------------------------------------------------------
-
     def eject(self, engine: Engine, cause: EjectionCause, streak: int, detail: str, now: float) -> list[Decision]:
         """Take `engine` out of placement until it is readmitted; an ejected engine stays as it is."""
         if engine.ejection is not None:
             return []
-        decisions = self.lift(engine, HoldKind.INFERENCE_VERIFICATION, "ejected", now)
+        decisions = self._end_hold(engine, HoldKind.INFERENCE_VERIFICATION, "ejected", now)
         engine.ejection = Ejection(cause, since=now, detail=detail, retry_at=now)
         engine.probes.clear()
         engine.refresh()
@@ -268,14 +264,12 @@ class Fleet:
         return [*decisions, EngineEjected(engine.id, cause, streak, detail), *self.keep_last(engine.role, now)]
 
     def _readmitted(self, engine: Engine, event: ReadmissionPassed, now: float) -> list[Decision]:
-        decisions: list[Decision] = []
         engine.ejection = None
         engine.generation = event.generation or engine.generation
         engine.streaks.clear()
         engine.probes.clear()
-        for kind in list(engine.holds):
-            if kind is not HoldKind.OPERATOR_DRAIN or event.clears_drain:
-                decisions += self.lift(engine, kind, "readmitted", now)
+        ended = [kind for kind in engine.holds if kind is not HoldKind.OPERATOR_DRAIN or event.clears_drain]
+        decisions = self._lift_all(engine, ended, "readmitted", now)
         engine.refresh()
         engine.history.append(Remark(now, "readmitted", "every check passed"))
         return [*decisions, EngineReadmitted(engine.id, engine.generation)]
@@ -286,8 +280,6 @@ class Fleet:
         hold = Hold(HoldKind.OPERATOR_DRAIN, since=now, reason=event.reason, actor=event.actor)
         return self.place(engine, hold, now)
 
-    # Holds ----------------------------------------------------------------------------------------------------------
-
     def place(self, engine: Engine, hold: Hold, now: float) -> list[Decision]:
         """Put `hold` on `engine`, then lift what must yield so that its role keeps an eligible engine."""
         engine.holds[hold.kind] = hold
@@ -296,7 +288,15 @@ class Fleet:
         return [HoldPlaced(engine.id, hold.kind, hold.reason), *self.keep_last(engine.role, now)]
 
     def lift(self, engine: Engine, kind: HoldKind, reason: str, now: float) -> list[Decision]:
-        """End the hold `kind` of `engine`, if there is one."""
+        """End the hold `kind` of `engine`, if there is one; what then still keeps its role empty yields as well."""
+        return self._lift_all(engine, [kind], reason, now)
+
+    def _lift_all(self, engine: Engine, kinds: list[HoldKind], reason: str, now: float) -> list[Decision]:
+        lifted = [decision for kind in kinds for decision in self._end_hold(engine, kind, reason, now)]
+        return [*lifted, *self.keep_last(engine.role, now)] if lifted else []
+
+    @staticmethod
+    def _end_hold(engine: Engine, kind: HoldKind, reason: str, now: float) -> list[Decision]:
         if engine.holds.pop(kind, None) is None:
             return []
         engine.refresh()
@@ -304,15 +304,19 @@ class Fleet:
         return [HoldLifted(engine.id, kind, reason)]
 
     def keep_last(self, role: Role, now: float) -> list[Decision]:
-        """Lift yielding holds if `role` would be left without an eligible engine: the oldest such engine returns.
+        """Lift yielding holds if `role` would be left without an eligible engine: the longest held engine returns.
 
         Holds that do not yield, and ejections, may empty the role. Source: source, "Last-engine protection".
         """
-        if any(engine.eligible(now) for engine in self.by_role[role]):
+        engines = self.by_role[role]
+        relievable = [engine for engine in engines if engine.relievable]
+        if not relievable or any(engine.eligible(now) for engine in engines):
             return []
-        for engine in sorted(
-            self.by_role[role], key=lambda e: (min((h.since for h in e.holds.values()), default=0.0), e.id)
-        ):
-            if engine.ejection is None and all(RULES[kind].yields_to_last_engine for kind in engine.holds):
-                return [d for kind in list(engine.holds) for d in self.lift(engine, kind, f"last {role} engine", now)]
-        return []
+        engine = min(relievable, key=lambda e: (min(hold.since for hold in e.holds.values()), e.id))
+        reason = f"last {role} engine"
+        return [decision for kind in list(engine.holds) for decision in self._end_hold(engine, kind, reason, now)]
+
+    def _is_last(self, engine: Engine, now: float) -> bool:
+        """Whether a yielding hold on `engine` would be lifted again at once, since nobody else could take its place."""
+        others = [other for other in self.by_role[engine.role] if other is not engine]
+        return engine.eligible(now) and not any(other.eligible(now) or other.relievable for other in others)
