@@ -30,6 +30,10 @@ class StoreMisused(NarwhalError):
     """The store answered that it will never do this: wrong password, no permission, not Redis at all."""
 
 
+class StateInUse(NarwhalError):
+    """Another process already runs as this router."""
+
+
 class HandoffRefused(NarwhalError):
     """A handoff write was refused because a newer fencing token or version is recorded."""
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
+
 from narwhal.config import HaSection
+from narwhal.errors import StoreUnavailable
 from narwhal.store.checks import Finding, check_redis
 from narwhal.store.connection import RedisLink, connect, spoken_address
 from narwhal.store.keys import Keys
@@ -62,3 +65,13 @@ def open_redis(
         links=(lease, control, tail),
         control=control,
     )
+
+
+async def check_when_reachable(stores: RedisStores) -> Sequence[Finding]:
+    """Return what `check` finds as soon as Redis answers; asks again, ever more seldom, until then."""
+    async for attempt in AsyncRetrying(
+        retry=retry_if_exception_type(StoreUnavailable), wait=wait_exponential(multiplier=0.2, max=5)
+    ):
+        with attempt:
+            return await stores.check()
+    raise AssertionError("a retry without end has ended")
