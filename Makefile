@@ -53,7 +53,7 @@ e2e: .venv/.dev ## Run the tests with real router processes and a real Redis
 
 .PHONY: test-docker
 test-docker: .venv/.dev ## Run the tests that need a Docker engine
-	$(BIN)/pytest $(ARGS) -m docker tests/docker
+	$(BIN)/pytest $(ARGS) -m docker
 
 .PHONY: test-real
 test-real: .venv/.dev ## Run the tests that need real vLLM engines
