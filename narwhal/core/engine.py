@@ -38,11 +38,15 @@ class Ejection:
 
 @dataclass(slots=True)
 class PendingProbe:
-    """A probe that is in flight, or due again at `due_at` after an inconclusive one."""
+    """A probe that is in flight, or due again at `due_at` (loop seconds) after an inconclusive one.
+
+    `number` is that of its latest order. `passed_on` marks a suspicion that another engine's probe raised.
+    """
 
     cause: FailureClass | None
     partner: EngineId | None
     running: bool
+    number: int = 0
     due_at: float = inf
     attempts: int = 0
     passed_on: bool = False
@@ -71,6 +75,7 @@ class Engine:
 
     `blocked_until` is derived: the loop time from which the engine is eligible, infinite while it is not. Placement
     compares only this number, so it must be refreshed after every change of ejection or holds.
+    `resident` is the sum of `inflight`; `last_placed` is the number of the newest leg here, counted over the fleet.
     """
 
     id: EngineId
@@ -83,7 +88,7 @@ class Engine:
     probes: dict[ProbeKind, PendingProbe] = field(default_factory=dict)
     inflight: dict[Leg, int] = field(default_factory=lambda: dict.fromkeys(Leg, 0))
     resident: int = 0
-    placed: int = 0
+    last_placed: int = 0
     blocked_until: float = 0.0
     interval: Tally = field(default_factory=Tally)
     last_interval: Tally = field(default_factory=Tally)

@@ -20,8 +20,6 @@ from narwhal.core.vocabulary import (
     Stage,
 )
 
-# --- events ---------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class LegStarted:
@@ -97,19 +95,28 @@ class PairFinding:
 
 @dataclass(frozen=True, slots=True)
 class HealthProbed:
-    """A health probe of a suspect engine ended."""
+    """A health probe of a suspect engine ended.
+
+    `number` is that of the order: a verdict that another order has overtaken counts for nothing. None answers whichever
+    probe is open.
+    """
 
     engine: EngineId
     result: ProbeResult
     detail: str = ""
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceProbed:
-    """An inference probe of a suspect engine ended; the recorded pair comes first in `findings`."""
+    """An inference probe of a suspect engine ended; the recorded pair comes first in `findings`.
+
+    `number` as in `HealthProbed`.
+    """
 
     engine: EngineId
     findings: tuple[PairFinding, ...]
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +190,6 @@ FleetEvent = (
     | ReadmissionPassed
 )
 
-# --- decisions ------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class EngineEjected:
@@ -233,22 +238,27 @@ class EvidenceCleared:
 
 @dataclass(frozen=True, slots=True)
 class ProbeOrdered:
-    """Start a probe of `engine` on the control pool now; for an inference probe, try `partner` first."""
+    """Start a probe of `engine` on the control pool now; for an inference probe, try `partner` first.
+
+    `number` tells this order from every other; the report of the probe carries it.
+    """
 
     engine: EngineId
     kind: ProbeKind
     partner: EngineId | None
     cause: FailureClass | None
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeJudged:
-    """A probe's verdict, with the time of the next one when it stays open."""
+    """A probe's verdict; `next_at` is the loop time of the next one if it was inconclusive."""
 
     engine: EngineId
     kind: ProbeKind
     result: ProbeResult
     detail: str = ""
+    next_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from narwhal.core.events import (
     LegStarted,
     LegSucceeded,
     LivenessSilent,
+    ProbeJudged,
     ReadmissionFailed,
     ReadmissionPassed,
 )
@@ -70,6 +71,7 @@ class Fleet:
         }
         self.by_role: dict[Role, list[Engine]] = {}
         self.index_roles()
+        self._legs_placed = 0
         self.probing = Probing(self)
         self.readmission = Readmission(self)
 
@@ -84,7 +86,8 @@ class Fleet:
             case LegStarted():
                 engine.inflight[event.leg] += 1
                 engine.resident += 1
-                engine.placed += 1
+                self._legs_placed += 1
+                engine.last_placed = self._legs_placed
                 return []
             case LegReleased():
                 assert engine.inflight[event.leg] > 0, "a leg was released twice"
@@ -223,34 +226,45 @@ class Fleet:
         return decisions + self.eject(engine, EjectionCause.GENERATION_CHANGED, 0, detail, now)
 
     def _health_probed(self, engine: Engine, event: HealthProbed, now: float) -> list[Decision]:
-        probe, judged = self.probing.finished(engine, ProbeKind.HEALTH, event.result, event.detail, now)
-        decisions: list[Decision] = [judged]
-        if event.result is ProbeResult.PASSED:
-            if probe is not None:
+        if self.probing.answered(engine, ProbeKind.HEALTH, event.number) is None:
+            decisions = self._too_late(engine, ProbeKind.HEALTH)
+        else:
+            decisions = [self.probing.finished(engine, ProbeKind.HEALTH, event.result, event.detail, now)]
+            if event.result is ProbeResult.FAILED:
+                return decisions + self.eject(engine, EjectionCause.HEALTH_PROBE, 0, event.detail, now)
+            if event.result is ProbeResult.PASSED:
                 absolved = engine.streaks.absolve(CLEARS[Success.HEALTH])
                 decisions += self._cleared(engine, absolved, "health probe passed")
+        if event.result is ProbeResult.PASSED:
             decisions += self._succeeded(engine, Success.HEALTH, now)
-        if event.result is ProbeResult.FAILED and engine.ejection is None:
-            decisions += self.eject(engine, EjectionCause.HEALTH_PROBE, 0, event.detail, now)
         return decisions
 
     def _inference_probed(self, engine: Engine, event: InferenceProbed, now: float) -> list[Decision]:
+        probe = self.probing.answered(engine, ProbeKind.INFERENCE, event.number)
+        if probe is None:
+            return self._too_late(engine, ProbeKind.INFERENCE)
         verdict = judge(engine.id, engine.role, event.findings)
-        probe, judged = self.probing.finished(engine, ProbeKind.INFERENCE, verdict.result, verdict.detail, now)
-        decisions: list[Decision] = [judged]
+        decisions: list[Decision] = [
+            self.probing.finished(engine, ProbeKind.INFERENCE, verdict.result, verdict.detail, now)
+        ]
         if verdict.result is ProbeResult.PASSED:
             reason = "inference probe passed"
             success = SUCCESS_OF_LEG[Leg(engine.role.value)]
             absolved = (*engine.streaks.succeed(success), *engine.streaks.absolve(INFERENCE_CLASSES))
             decisions += self._cleared(engine, absolved, reason)
             decisions += self._lift_all(engine, [k for k in engine.holds if RULES[k].inference_ends_it], reason, now)
-        if verdict.result is ProbeResult.FAILED and engine.ejection is None:
+        if verdict.result is ProbeResult.FAILED:
             decisions += self.eject(engine, EjectionCause.INFERENCE_PROBE, 0, verdict.detail, now)
-        if verdict.next_suspect is not None and probe is not None and not probe.passed_on:
+        if verdict.next_suspect is not None and not probe.passed_on:
             suspect = self.engines[verdict.next_suspect]
             if suspect.ejection is None:
                 decisions += self._verify(suspect, FailureClass.KV_HANDOFF, engine.id, now, passed_on=True)
         return decisions
+
+    @staticmethod
+    def _too_late(engine: Engine, kind: ProbeKind) -> list[Decision]:
+        """Convict nobody on a verdict about the past: the engine may have been ejected and readmitted since."""
+        return [ProbeJudged(engine.id, kind, ProbeResult.INCONCLUSIVE, "the verdict came too late")]
 
     def eject(self, engine: Engine, cause: EjectionCause, streak: int, detail: str, now: float) -> list[Decision]:
         """Take `engine` out of placement until it is readmitted; an ejected engine stays as it is."""

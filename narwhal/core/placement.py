@@ -1,7 +1,7 @@
 """Placement: which engines may take new work, and which pair gets the next request.
 
-Least loaded first; ties go to the engine that was placed least often, then by id, so that the same fleet always
-answers the same.
+Least loaded first; ties go to the engine that was placed longest ago, then by id, so that the same fleet always
+answers the same. (Not least often: an engine that returns would get every tie until it had caught up.)
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def choose_one(fleet: Fleet, role: Role, *, now: float, exclude: frozenset[Engin
     for engine in fleet.by_role[role]:
         if engine.blocked_until > now:
             continue
-        key = (engine.id in exclude, engine.resident, engine.placed)
+        key = (engine.id in exclude, engine.resident, engine.last_placed)
         if best_key is None or key < best_key:
             best, best_key = engine, key
     return best

@@ -22,6 +22,7 @@ class Probing:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
+        self._orders = 0
 
     def order(
         self,
@@ -38,8 +39,14 @@ class Probing:
         """
         if kind in engine.probes:
             return []
-        engine.probes[kind] = PendingProbe(cause, partner, running=True, passed_on=passed_on)
-        return [ProbeOrdered(engine.id, kind, partner, cause)]
+        probe = engine.probes[kind] = PendingProbe(cause, partner, running=True, passed_on=passed_on)
+        return [self._start(engine, kind, probe)]
+
+    def _start(self, engine: Engine, kind: ProbeKind, probe: PendingProbe) -> ProbeOrdered:
+        self._orders += 1
+        probe.running = True
+        probe.number = self._orders
+        return ProbeOrdered(engine.id, kind, probe.partner, probe.cause, probe.number)
 
     def plan(self, suspect: EngineId, partner: EngineId | None, *, now: float) -> list[tuple[Engine, Engine]]:
         """Return the (prefill, decode) pairs to try, in order, until the suspect has served with one of them."""
@@ -54,26 +61,30 @@ class Probing:
 
     def due(self, *, now: float) -> list[ProbeOrdered]:
         """Return the inconclusive probes that are due again, now marked as running."""
-        orders = []
-        for engine in self._fleet.engines.values():
-            for kind, probe in engine.probes.items():
-                if not probe.running and probe.due_at <= now:
-                    probe.running = True
-                    orders.append(ProbeOrdered(engine.id, kind, probe.partner, probe.cause))
-        return orders
+        return [
+            self._start(engine, kind, probe)
+            for engine in self._fleet.engines.values()
+            for kind, probe in engine.probes.items()
+            if not probe.running and probe.due_at <= now
+        ]
 
-    def finished(
-        self, engine: Engine, kind: ProbeKind, result: ProbeResult, detail: str, now: float
-    ) -> tuple[PendingProbe | None, ProbeJudged]:
-        """Close the probe, or schedule the next one if it was inconclusive; return it with the verdict."""
-        engine.history.append(Remark(now, f"{kind} probe {result}", detail))
-        judged = ProbeJudged(engine.id, kind, result, detail)
+    def answered(self, engine: Engine, kind: ProbeKind, number: int | None) -> PendingProbe | None:
+        """Return the running probe that a verdict answers; None if it comes too late for anything to follow from it.
+
+        Meanwhile the engine may have been ejected and readmitted, so that the verdict is about its past.
+        """
         probe = engine.probes.get(kind)
-        if probe is None:
-            return None, judged
+        if probe is None or not probe.running or number not in (None, probe.number):
+            return None
+        return probe
+
+    def finished(self, engine: Engine, kind: ProbeKind, result: ProbeResult, detail: str, now: float) -> ProbeJudged:
+        """Close the probe of `kind`, or schedule the next one if it was inconclusive; return the verdict."""
+        engine.history.append(Remark(now, f"{kind} probe {result}", detail))
         if result is not ProbeResult.INCONCLUSIVE:
             del engine.probes[kind]
-            return probe, judged
+            return ProbeJudged(engine.id, kind, result, detail)
+        probe = engine.probes[kind]
         recovery = self._fleet.recovery
         probe.running = False
         probe.attempts += 1
@@ -83,7 +94,7 @@ class Probing:
         hold = engine.holds.get(HoldKind.INFERENCE_VERIFICATION)
         if kind is ProbeKind.INFERENCE and hold is not None:
             hold.attempts = probe.attempts
-        return probe, judged
+        return ProbeJudged(engine.id, kind, result, detail, probe.due_at)
 
     def next_at(self, engine: Engine, kind: ProbeKind) -> float | None:
         """Return the loop time of the next probe of `kind`; None if none is scheduled or one is running."""

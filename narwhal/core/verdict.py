@@ -2,7 +2,8 @@
 
 A KV transfer names a pair, so one failed pair does not say which side is sick. The probe tries the recorded pair first,
 then the suspect with another partner, or the partner with another engine where there is no other partner. Then:
-- the suspect served with some partner: it is well, and a partner with which it failed becomes suspect itself;
+- the suspect served with some partner: it is well, and a partner with which it failed becomes suspect itself, unless it
+  was the suspect's own prefill that failed, in which no decode engine has a part;
 - a decode suspect failed, and so did another decode engine with the same prefill: that prefill becomes suspect;
 - the suspect's own leg failed: it is sick; so is a prefill whose KV two decode engines could not use;
 - only the other leg failed, or nothing conclusive was seen: nothing follows, and the hold stays.
@@ -32,8 +33,8 @@ def judge(suspect: EngineId, role: Role, findings: tuple[PairFinding, ...]) -> V
     own = [finding for finding in conclusive if suspect in (finding.prefill, finding.decode)]
     failed = [finding for finding in own if finding.failed_leg is not None]
     if len(failed) < len(own):
-        poisoner = next((_partner(suspect, finding) for finding in failed), None)
-        return Verdict(ProbeResult.PASSED, "", poisoner)
+        involved = [f for f in failed if not (role is Role.PREFILL and f.failed_leg is Leg.PREFILL)]
+        return Verdict(ProbeResult.PASSED, "", _partner(suspect, involved[0]) if involved else None)
     cross = [finding for finding in conclusive if finding not in own and finding.failed_leg is Leg.DECODE]
     own_leg = [finding for finding in failed if finding.failed_leg is Leg(role.value)]
     for finding in cross:

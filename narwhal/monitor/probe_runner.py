@@ -12,7 +12,7 @@ from collections.abc import Callable
 from narwhal.core.control_plane import ControlPlane
 from narwhal.core.engine import Engine
 from narwhal.core.events import FleetEvent, HealthProbed, InferenceProbed, PairFinding, ProbeOrdered
-from narwhal.core.vocabulary import EngineId, ProbeKind, ProbeResult
+from narwhal.core.vocabulary import ProbeKind, ProbeResult
 from narwhal.ports import EngineAddress, EngineControl
 
 
@@ -47,18 +47,19 @@ class ProbeRunner:
         outcome: FleetEvent = _nothing_learnt(order)
         try:
             if order.kind is ProbeKind.HEALTH:
-                outcome = await self._health(order.engine)
+                outcome = await self._health(order)
             else:
                 outcome = await self._inference(order)
         finally:
             self.report(outcome)
 
-    async def _health(self, engine: EngineId) -> HealthProbed:
+    async def _health(self, order: ProbeOrdered) -> HealthProbed:
         timeout_s = self._plane.config.engine.health_timeout_s
-        answer = await self._control.health(address(self._plane.fleet.engines[engine]), timeout_s=timeout_s)
+        answer = await self._control.health(address(self._plane.fleet.engines[order.engine]), timeout_s=timeout_s)
         if not answer.conclusive:
-            return HealthProbed(engine, ProbeResult.INCONCLUSIVE, answer.detail)
-        return HealthProbed(engine, ProbeResult.PASSED if answer.healthy else ProbeResult.FAILED, answer.detail)
+            return HealthProbed(order.engine, ProbeResult.INCONCLUSIVE, answer.detail, order.number)
+        result = ProbeResult.PASSED if answer.healthy else ProbeResult.FAILED
+        return HealthProbed(order.engine, result, answer.detail, order.number)
 
     async def _inference(self, order: ProbeOrdered) -> InferenceProbed:
         findings: list[PairFinding] = []
@@ -73,13 +74,13 @@ class ProbeRunner:
             findings.append(finding)
             if finding.conclusive and finding.failed_leg is None and order.engine in (prefill.id, decode.id):
                 break
-        return InferenceProbed(order.engine, tuple(findings))
+        return InferenceProbed(order.engine, tuple(findings), order.number)
 
 
 def _nothing_learnt(order: ProbeOrdered) -> FleetEvent:
     if order.kind is ProbeKind.HEALTH:
-        return HealthProbed(order.engine, ProbeResult.INCONCLUSIVE, "the probe was cut short")
-    return InferenceProbed(order.engine, ())
+        return HealthProbed(order.engine, ProbeResult.INCONCLUSIVE, "the probe was cut short", order.number)
+    return InferenceProbed(order.engine, (), order.number)
 
 
 def _unconnected(event: FleetEvent) -> None:

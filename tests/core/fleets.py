@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from narwhal.config import Config, EngineEntry, RecoverySection, parse_config
@@ -105,7 +106,7 @@ class Driven:
         return set(self[engine].holds)
 
 
-def ordered(decisions: list[Decision]) -> list[tuple[EngineId, ProbeKind]]:
+def ordered(decisions: Iterable[Decision]) -> list[tuple[EngineId, ProbeKind]]:
     """Which probes were ordered."""
     return [(d.engine, d.kind) for d in decisions if isinstance(d, ProbeOrdered)]
 

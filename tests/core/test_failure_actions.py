@@ -176,4 +176,4 @@ def test_an_inconclusive_leg_leaves_the_hold_and_schedules_another_probe(fleet: 
     assert fleet.fleet.probing.due(now=fleet.now) == []
     again = fleet.fleet.probing.next_at(fleet[D1], ProbeKind.INFERENCE)
     assert again == fleet.now + fleet.fleet.recovery.retry_backoff_s
-    assert ordered(list(fleet.fleet.probing.due(now=again))) == [(D1, ProbeKind.INFERENCE)]
+    assert ordered(fleet.fleet.probing.due(now=again)) == [(D1, ProbeKind.INFERENCE)]
