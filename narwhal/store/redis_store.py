@@ -53,7 +53,7 @@ class RedisLeaseStore:
         """Return one consistent look at lease, token, epoch, claim, last release and handoff version."""
         k = self._keys
         reply = await self._lease.call(scripts.OBSERVE, keys=(k.lease, k.token, k.epoch, k.claim, k.release, k.handoff))
-        lease, pttl, token, epoch, claim, release, handoff_token, handoff_version = items(reply)
+        lease, pttl, token, epoch, claim, release, handoff_token, handoff_version = items(reply, count=8)
         record = lease_record(lease, key=k.lease)
         return LeaseObservation(
             record=record,
@@ -104,7 +104,7 @@ class RedisLeaseStore:
         """Extend the lease by its TTL if it is still exactly `record`; never create it."""
         k = self._keys
         reply = await self._lease.call(scripts.RENEW, keys=(k.lease, k.claim), args=(record.encode(), record.ttl_ms))
-        verdict, detail = items(reply)
+        verdict, detail = items(reply, count=2)
         if text(verdict) == "renewed":
             return Renewed(value(Claim, detail, key=k.claim))
         return Lost(lease_record(detail, key=k.lease))
@@ -198,14 +198,18 @@ class RedisHandoffStore:
                 *(_digest(doc), doc, EVENTS_MAX),
             ),
         )
-        verdict, *numbers = items(reply)
-        if text(verdict) not in ("stored", "same"):
-            raise HandoffRefused(refusal(text(verdict), document.order, [number(item) for item in numbers]))
+        match items(reply):
+            case [bytes(b"stored" | b"same")]:
+                return
+            case [bytes(verdict), *numbers]:
+                raise HandoffRefused(refusal(verdict.decode(), document.order, [number(item) for item in numbers]))
+            case other:
+                raise StoreMisused(f"PUT_HANDOFF: Redis at {self._link.address} answered {other!r}; is it Redis?")
 
     async def get(self) -> HandoffDocument | None:
         """Return the stored document or None. Raises HandoffRejected (unreadable) or StoreUnavailable."""
         reply = await self._link.run("HMGET", self._keys.handoff, "doc", "sha", what="GET_HANDOFF")
-        doc, sha = items(reply)
+        doc, sha = items(reply, count=2)
         if doc is None:
             return None
         if _digest(text(doc)) != _optional(sha):

@@ -10,11 +10,11 @@ from narwhal.store.codec import Value, decode
 from narwhal.store.connection import Reply
 
 
-def items(reply: Reply) -> Sequence[Reply]:
-    """Return a list answer's items; an absent list is empty."""
-    if reply is None:
+def items(reply: Reply, *, count: int | None = None) -> Sequence[Reply]:
+    """Return a list answer's items, `count` of them where that is given; an absent list is empty."""
+    if reply is None and count is None:
         return ()
-    if not isinstance(reply, list):
+    if not isinstance(reply, list) or count not in (None, len(reply)):
         raise StoreMisused(f"Redis answered {reply!r} where a list is due; is something else listening there?")
     return reply
 
