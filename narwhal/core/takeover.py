@@ -1,10 +1,18 @@
 """Takeover: what a standby may conclude from what it sees, and when it may ask for the lease.
 
-Two questions are kept apart. *May I take it?* is answered by the lease alone: it was released, or it ran out as it was
-seen to, or it has been missing for a whole TTL on our own clock. A missing key by itself proves nothing (flushed,
-evicted, failed over, clock stepped). *Should the active give way?* is answered by its /ready: enough bad signs in a
-row make the standby post a claim, which an unfit active honours and a fit one refuses.
-Source: source, "Warm standby and lease ownership"; decisions 7, 8 and 37; ha.md, 0.4 and 2.8.
+Two questions are kept apart.
+
+*May I take it?* is answered by the lease alone. A missing key by itself proves nothing: it may have been flushed,
+deleted, evicted, lost in a failover, or expired early by a clock that stepped, and its holder may still believe in it.
+| what was seen | proof that nobody holds | wait |
+|---|---|---|
+| a release of the newest term | the holder fenced before it released | none |
+| the lease within its last margin, and then gone | the holder's own deadline had passed | none |
+| no lease, no other data and no new term for a TTL | no renewal can be that long ago | a TTL |
+
+*Should the active give way?* is answered by its /ready: enough bad signs in a row make the standby post a claim, which
+an unfit active honours and a fit one refuses.
+Source: source, "Warm standby and lease ownership"; decisions 7, 8 and 37; ha.md, 0.4, 2.5 and 2.8.
 """
 
 from __future__ import annotations
@@ -12,7 +20,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+from narwhal.config import HaSection
 from narwhal.core.lease import LeaseObservation, LeaseRecord
+from narwhal.core.tenure import NO_TOKEN
 from narwhal.core.vocabulary import FencingToken, PeerSign, RouterId
 
 CLAIM_BACKOFF_S = 5.0
@@ -30,7 +40,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Ask for the lease now; `epoch` is the data set that was observed, `why` the proof that nobody holds it."""
+    """Ask for the lease now; `epoch` is the data set that was observed, `why` the proof that nobody else holds it."""
 
     epoch: str | None
     why: str
@@ -47,42 +57,63 @@ class PostClaim:
 TakeoverDecision = Wait | Attempt | PostClaim
 
 
+@dataclass(frozen=True, slots=True)
+class _Sight:
+    """The lease as it was last seen held. `overdue`: within its last margin, so that the holder's deadline is over."""
+
+    record: LeaseRecord
+    epoch: str | None
+    expires_at: float
+    overdue: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Absence:
+    """The lease as it was first seen missing. Another token or epoch later means that something happened unseen."""
+
+    since: float
+    token: FencingToken
+    epoch: str | None
+    ran_out: bool
+
+
 class Takeover:
-    """The standby's memory of the lease and of the active's /ready. Instants are loop seconds."""
+    """The standby's memory of the lease and of the active's /ready. Instants are loop seconds.
+
+    `incarnation` is this process; `held` the token of its latest term, which is over.
+    """
 
     __slots__ = (
+        "_absence",
         "_claimed_at",
         "_claimed_token",
-        "_epoch",
-        "_expiry",
-        "_last",
-        "_misses_needed",
-        "_missing_since",
-        "_natural",
+        "_ha",
+        "_held",
+        "_incarnation",
         "_own_id",
-        "_own_ttl_s",
+        "_sight",
         "misses",
         "signs",
     )
 
-    def __init__(self, own_id: RouterId, *, ttl_s: float, misses: int) -> None:
+    def __init__(
+        self, own_id: RouterId, ha: HaSection, *, incarnation: str = "", held: FencingToken = NO_TOKEN
+    ) -> None:
         self._own_id = own_id
-        self._own_ttl_s = ttl_s
-        self._misses_needed = misses
-        self._last: LeaseRecord | None = None
-        self._epoch: str | None = None
-        self._expiry = inf
-        self._missing_since: float | None = None
-        self._natural = False
+        self._ha = ha
+        self._incarnation = incarnation
+        self._held = held
+        self._sight: _Sight | None = None
+        self._absence: _Absence | None = None
         self._claimed_at = -inf
-        self._claimed_token = FencingToken(0)
+        self._claimed_token = NO_TOKEN
         self.misses = 0
         self.signs: dict[PeerSign, int] = dict.fromkeys(PeerSign, 0)
 
     def saw_peer(self, sign: PeerSign, token: FencingToken | None) -> None:
         """Take in one look at the active's /ready. A good sign, or one of another term, clears the misses."""
         self.signs[sign] += 1
-        other_term = self._last is not None and token is not None and token != self._last.token
+        other_term = self._sight is not None and token is not None and token != self._sight.record.token
         if sign in SIGNS_AGAINST and not other_term:
             self.misses += 1
         else:
@@ -98,19 +129,35 @@ class Takeover:
             return self._without_holder(seen, now=now)
         self._saw_holder(seen, seen.record, sent_at=sent_at)
         if seen.record.router == self._own_id:
-            return Wait("the lease of this router's former process still runs")
+            return self._with_own_lease(seen, seen.record)
         return self._with_holder(seen.record, now=now, fit=fit)
 
+    def look_within_s(self, now: float) -> float:
+        """Return the longest wait before the next look: a lease that runs out must be seen within its last margin.
+
+        Else its end proves nothing and costs a whole TTL. Within the margin looks come densely, for a short gap.
+        """
+        if self._sight is None or self._absence is not None:
+            return inf
+        margin_s = self._ha.margin_s
+        return max(self._sight.expires_at - margin_s / 2 - now, margin_s / 4)
+
     def _saw_holder(self, seen: LeaseObservation, record: LeaseRecord, *, sent_at: float) -> None:
-        if not record.same_term(self._last):
+        if self._sight is None or not record.same_term(self._sight.record):
             self.misses = 0
-        self._last = record
-        self._epoch = seen.epoch
-        self._expiry = sent_at + seen.pttl_ms / 1000
-        self._missing_since = None
+        left_s = seen.pttl_ms / 1000
+        overdue = left_s <= self._ha.margin_s
+        self._sight = _Sight(record, seen.epoch, expires_at=sent_at + left_s, overdue=overdue)
+        self._absence = None
+
+    def _with_own_lease(self, seen: LeaseObservation, record: LeaseRecord) -> TakeoverDecision:
+        """A term of this process that it never held is a grant that was not heard of; asking again repairs it."""
+        if record.incarnation == self._incarnation and record.token > self._held:
+            return Attempt(seen.epoch, "granted to this process, and the answer was lost")
+        return Wait("the lease of this router's former process still runs")
 
     def _with_holder(self, record: LeaseRecord, *, now: float, fit: bool) -> TakeoverDecision:
-        if self.misses < self._misses_needed:
+        if self.misses < self._ha.takeover_misses:
             return Wait(f"{record.router} is active")
         if not fit:
             return Wait(f"{record.router} looks unfit, but so is this router")
@@ -121,22 +168,36 @@ class Takeover:
         return PostClaim(record, f"{self.misses} bad signs in a row")
 
     def _without_holder(self, seen: LeaseObservation, *, now: float) -> TakeoverDecision:
-        if self._missing_since is None:
-            self._missing_since = now
-            self._natural = self._last is not None and seen.epoch == self._epoch and now >= self._expiry
+        absence = self._absence
+        if absence is None or (absence.token, absence.epoch) != (seen.token, seen.epoch):
+            absence = self._absence = _Absence(now, seen.token, seen.epoch, self._ran_out(seen, now=now))
         released = seen.release
         if released is not None and released.token == seen.token and self._explains(released.token):
             meant_for_other = released.successor not in (None, self._own_id)
-            if meant_for_other and now < self._missing_since + SUCCESSOR_WINDOW_S:
+            if meant_for_other and now < absence.since + SUCCESSOR_WINDOW_S:
                 return Wait(f"released to {released.successor}")
             return Attempt(seen.epoch, "released")
-        if self._natural:
+        if absence.ran_out:
             return Attempt(seen.epoch, "expired")
-        ttl_s = max(self._own_ttl_s, self._last.ttl_ms / 1000 if self._last is not None else 0.0)
-        if now >= self._missing_since + ttl_s:
-            return Attempt(seen.epoch, f"missing for {ttl_s:g} s")
-        return Wait(f"the lease is missing without explanation; waiting {ttl_s:g} s")
+        wait_s = self._whole_ttl_s()
+        if now >= absence.since + wait_s:
+            return Attempt(seen.epoch, f"missing for {wait_s:.3g} s")
+        return Wait(f"the lease is missing without explanation; waiting {wait_s:.3g} s")
+
+    def _ran_out(self, seen: LeaseObservation, *, now: float) -> bool:
+        """Whether the lease ended as it was seen to: the same data, no term since, and the holder's deadline over."""
+        last = self._sight
+        if last is None or (seen.token, seen.epoch) != (last.record.token, last.epoch):
+            return False
+        return last.overdue and now >= last.expires_at
 
     def _explains(self, token: FencingToken) -> bool:
         """Whether a release of `token` accounts for every term that this standby knows of."""
-        return self._last is None or token >= self._last.token
+        return self._sight is None or token >= self._sight.record.token
+
+    def _whole_ttl_s(self) -> float:
+        """Return the wait for an unexplained absence: the longest TTL known, even if our own clock runs fast."""
+        ttl_s = self._ha.lease_ttl_s
+        if self._sight is not None:
+            ttl_s = max(ttl_s, self._sight.record.ttl_ms / 1000)
+        return ttl_s / (1 - self._ha.clock_error)

@@ -2,7 +2,8 @@
 
 The local deadline counts from the instant *before* the grant or renewal was sent, and ends a margin before the lease
 can expire; it is compared on the request path, so no timer is trusted. Instants are seconds of a clock that goes on
-while the host is suspended. A term that was fenced is over: only a new grant, with a higher token, begins another.
+while the host is suspended. A term whose deadline passed, or that was fenced, is over: only a new grant, with a higher
+token, begins another. Standbys count on that.
 Source: source, "Warm standby and lease ownership"; ha.md, 2.5 and 2.6.
 """
 
@@ -30,16 +31,19 @@ class Tenure:
         self.fenced_reason: str | None = None
 
     def granted(self, record: LeaseRecord, *, sent_at: float) -> None:
-        """Begin the term of `record`; the request for it left at `sent_at`."""
-        assert record.token > 0
+        """Begin the term of `record`; the request for it left at `sent_at`. Its token exceeds every earlier one."""
+        assert record.token > self.token, f"token {record.token} does not exceed {self.token}, the latest one held"
         self.record = record
         self.token = record.token
         self.valid_until = sent_at + self._validity_s(record)
         self.fenced_reason = None
 
-    def renewed(self, *, sent_at: float) -> None:
-        """Extend the term: the store confirmed a renewal that left at `sent_at`. Without a term nothing happens."""
-        if self.record is not None:
+    def renewed(self, *, sent_at: float, now: float) -> None:
+        """Extend the term: the store confirmed, by `now`, a renewal that left at `sent_at`.
+
+        Nothing happens without a term, nor to one whose deadline passed before the confirmation came.
+        """
+        if self.record is not None and self.held(now):
             self.valid_until = max(self.valid_until, sent_at + self._validity_s(self.record))
 
     def fence(self, reason: str) -> None:

@@ -108,7 +108,7 @@ class LeaseKeeper:
             log.warning("lease_renewal_failed", error=str(error))
             return None
         if isinstance(answer, Renewed):
-            self._plane.tenure.renewed(sent_at=sent_at)
+            self._plane.tenure.renewed(sent_at=sent_at, now=self._clock())
         return answer
 
     def _pause_s(self) -> float:

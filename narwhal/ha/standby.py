@@ -55,13 +55,15 @@ class Standby:
         self._ha: HaSection = plane.config.ha
         self._own_id = RouterId(plane.config.router.id)
         self._said: str | None = None
-        self.takeover = Takeover(self._own_id, ttl_s=self._ha.lease_ttl_s, misses=self._ha.takeover_misses)
+        self.takeover = Takeover(self._own_id, self._ha)
         self.floor = FencingToken(0)
         self.holder: LeaseRecord | None = None
 
     async def run(self, candidate: LeaseRecord, options: StandbyOptions) -> Granted:
         """Follow and watch until this router holds the lease; return the grant."""
-        self.takeover = Takeover(self._own_id, ttl_s=self._ha.lease_ttl_s, misses=self._ha.takeover_misses)
+        self.takeover = Takeover(
+            self._own_id, self._ha, incarnation=candidate.incarnation, held=self._plane.tenure.token
+        )
         not_before = asyncio.get_running_loop().time() + options.patience_s
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(self._watch_peer(), name="watch-peer")
@@ -75,7 +77,8 @@ class Standby:
                 granted = await self._look(candidate, options, not_before=not_before)
                 if granted is not None:
                     return granted
-                await self._store.wait_for_event(timeout_s=self._ha.poll_every_s)
+                look_within_s = self.takeover.look_within_s(asyncio.get_running_loop().time())
+                await self._store.wait_for_event(timeout_s=min(self._ha.poll_every_s, look_within_s))
             except StoreUnavailable as error:
                 self._say(f"redis does not answer: {error}")
                 await asyncio.sleep(self._ha.poll_every_s)
