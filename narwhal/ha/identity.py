@@ -13,6 +13,8 @@ from pathlib import Path
 from narwhal.core.lease import ProcessIdentity
 
 PROC = Path("/proc")
+ENDED = frozenset({b"Z", b"X", b"x"})
+"""States of a process that has ended and only waits to be reaped."""
 
 
 def own_identity() -> ProcessIdentity:
@@ -30,34 +32,38 @@ def boot_id() -> str:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return when process `pid` started, in clock ticks since boot; None if there is no such process."""
+    """Return when process `pid` started, in clock ticks since boot; None if no such process runs (any more)."""
     try:
-        stat = (PROC / str(pid) / "stat").read_text()
+        stat = (PROC / str(pid) / "stat").read_bytes()
     except OSError:
         return None
-    after_name = stat.rpartition(")")[2].split()
-    return int(after_name[19])
+    # The name is whatever bytes the process chose, parentheses included; the last one ends it.
+    fields = stat.rpartition(b")")[2].split()
+    if len(fields) < 20 or fields[0] in ENDED:
+        return None
+    return int(fields[19])
 
 
 def find_process(wanted: ProcessIdentity) -> int | None:
     """Return the pid, as seen from here, of exactly the `wanted` process, or None if it does not run on this kernel.
 
-    A process in a container has another pid inside; it is found by the innermost pid in NSpid and its start time.
+    A process in a container has another pid inside; it is found by the innermost pid in NSpid and its start time. None
+    also when several fit, as processes of containers that started together may: the wrong one must not be signalled.
     """
-    if not wanted.boot_id or wanted.boot_id != boot_id():
+    if not wanted.boot_id or not wanted.start_ticks or wanted.boot_id != boot_id():
         return None
-    for entry in PROC.iterdir():
-        if entry.name.isdigit() and start_ticks(int(entry.name)) == wanted.start_ticks:
-            pid = int(entry.name)
-            if innermost_pid(pid) == wanted.pid:
-                return pid
-    return None
+    found = [
+        pid
+        for pid in (int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit())
+        if start_ticks(pid) == wanted.start_ticks and innermost_pid(pid) == wanted.pid
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def innermost_pid(pid: int) -> int | None:
     """Return the pid that process `pid` has in its own pid namespace."""
     try:
-        status = (PROC / str(pid) / "status").read_text()
+        status = (PROC / str(pid) / "status").read_text(errors="replace")
     except OSError:
         return None
     for line in status.splitlines():
