@@ -126,6 +126,11 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     @property
+    def socket_path(self) -> Path:
+        """The socket through which processes of this user reach it as well."""
+        return Path(self._folder.name) / "socket"
+
+    @property
     def pid(self) -> int:
         """The running server's process id."""
         return self._running().pid
@@ -188,16 +193,19 @@ class RedisServer:
         return [
             *(watched if sys.platform == "linux" else []),
             str(self.binary.path),
-            *("--bind", "127.0.0.1", "--port", str(self.port), "--dir", self._folder.name, "--daemonize", "no"),
+            *("--bind", "127.0.0.1", "--port", str(self.port), "--unixsocket", str(self.socket_path)),
+            *("--unixsocketperm", "700", "--dir", self._folder.name, "--daemonize", "no"),
             *("--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction", "--loglevel", "warning"),
             *self._options,
         ]
 
     def _answers(self) -> bool:
-        """Whether this very process answers, if only to say that it wants a password."""
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1.0) as link:
+        """Whether this very process answers, if only to say that it wants a password; the port may be another's."""
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as link:
+            link.settimeout(1.0)
+            link.connect(str(self.socket_path))
             link.sendall(b"PING\r\n")
-            return link.recv(16).startswith((b"+PONG", b"-NOAUTH")) and self._running().poll() is None
+            return link.recv(16).startswith((b"+PONG", b"-NOAUTH"))
         return False
 
     def _last_words(self) -> str:

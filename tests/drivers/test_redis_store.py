@@ -281,14 +281,11 @@ def test_the_template_is_split_at_the_token_alone() -> None:
         assert f"{head}{token}{tail}" == record.encode()
 
 
-async def test_a_unix_socket_and_a_chosen_database_serve_as_well(tmp_path: Path) -> None:
-    place = tmp_path / "redis.sock"
-    with RedisServer.start(options=("--unixsocket", str(place))) as server:
-        async with opened(f"unix://{place}?db=3") as stores:
-            mine = await granted(stores.lease, candidate())
-        client = Redis(port=server.port, db=3, protocol=2, decode_responses=True)
+async def test_a_unix_socket_and_a_chosen_database_serve_as_well(own_redis: RedisServer) -> None:
+    async with opened(f"unix://{own_redis.socket_path}?db=3") as stores:
+        mine = await granted(stores.lease, candidate())
+    async with aclosing(Redis(port=own_redis.port, db=3, protocol=2, decode_responses=True)) as client:
         assert await client.get(KEYS.lease) == mine.encode()
-        await client.aclose()
 
 
 async def test_tls_serves_as_well(tmp_path: Path) -> None:
