@@ -16,6 +16,7 @@ from narwhal.core.vocabulary import FencingToken, PeerSign, RouterRole
 from narwhal.ports import PeerLook
 
 ANSWER_BYTES_MAX = 64 * 1024
+DETAIL_CHARS_MAX = 200
 
 
 class HttpRouterPeer:
@@ -32,8 +33,7 @@ class HttpRouterPeer:
             )
         try:
             async with asyncio.timeout(timeout_s), self._session.get(f"{url}/ready", allow_redirects=False) as answer:
-                body = await answer.content.read(ANSWER_BYTES_MAX)
-                return read_ready(answer.status, body)
+                return read_ready(answer.status, await _read_bounded(answer.content))
         except TimeoutError:
             return PeerLook(PeerSign.TIMEOUT, detail=f"no answer in {timeout_s:g} s")
         except aiohttp.ClientConnectionError as error:
@@ -47,6 +47,16 @@ class HttpRouterPeer:
             await self._session.close()
 
 
+async def _read_bounded(content: aiohttp.StreamReader) -> bytes:
+    """Return the whole body; of one that is too long, enough to be no document any more."""
+    body = bytearray()
+    async for piece in content.iter_any():
+        body += piece
+        if len(body) > ANSWER_BYTES_MAX:
+            break
+    return bytes(body[:ANSWER_BYTES_MAX])
+
+
 def read_ready(status: int, body: bytes) -> PeerLook:
     """Return the sign in one /ready answer."""
     try:
@@ -54,9 +64,9 @@ def read_ready(status: int, body: bytes) -> PeerLook:
         role = RouterRole(document["role"])
         control_ready = document["control_ready"]
         reason = str(document.get("reason", ""))
-        token = FencingToken(int(document.get("fencing_token") or 0)) or None
-    except (ValueError, KeyError, TypeError) as error:
-        return PeerLook(PeerSign.UNREADABLE, detail=f"status {status}: {error}")
+        token = _token(document.get("fencing_token"))
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        return PeerLook(PeerSign.UNREADABLE, detail=f"status {status}: {str(error)[:DETAIL_CHARS_MAX]}")
     if status == 200:
         return PeerLook(PeerSign.READY, token, reason)
     if role in (RouterRole.FENCED, RouterRole.STANDBY):
@@ -64,3 +74,12 @@ def read_ready(status: int, body: bytes) -> PeerLook:
     if status == 503 and control_ready is True:
         return PeerLook(PeerSign.NO_CAPACITY, token, reason)
     return PeerLook(PeerSign.DEGRADED, token, reason)
+
+
+def _token(value: object) -> FencingToken | None:
+    """Return the token in an answer; a router that never held the lease says 0 or null."""
+    if value is None or value == 0:
+        return None
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"fencing_token is no number above 0: {value!r}")
+    return FencingToken(value)
