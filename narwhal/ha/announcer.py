@@ -16,10 +16,11 @@ from narwhal.ports import LeaseStore, Member
 log = structlog.get_logger()
 
 ANNOUNCE_EVERY_S = 2.0
+LOOK_EVERY_S = 0.2
 
 
 async def announce_forever(store: LeaseStore, describe: Callable[[], Member]) -> None:
-    """Announce what `describe` says every two seconds, and at once when it changes its role."""
+    """Announce what `describe` says every two seconds, and at once when its role or its eligibility changes."""
     reachable = True
     while True:
         member = describe()
@@ -30,11 +31,14 @@ async def announce_forever(store: LeaseStore, describe: Callable[[], Member]) ->
             if reachable:
                 log.warning("announcement_failed", error=str(error))
             reachable = False
-        await _until_next(lambda said=member.role: describe().role != said)  # type: ignore[misc]
+        await _until_due(member, describe)
 
 
-async def _until_next(changed: Callable[[], bool]) -> None:
-    for _ in range(int(ANNOUNCE_EVERY_S / 0.1)):
-        await asyncio.sleep(0.1)
-        if changed():
+async def _until_due(announced: Member, describe: Callable[[], Member]) -> None:
+    loop = asyncio.get_running_loop()
+    due_at = loop.time() + ANNOUNCE_EVERY_S
+    while (left_s := due_at - loop.time()) > 0:
+        await asyncio.sleep(min(LOOK_EVERY_S, left_s))
+        member = describe()
+        if (member.role, member.eligible) != (announced.role, announced.eligible):
             return
