@@ -46,8 +46,16 @@ class RouterSection(Section):
         "127.0.0.1", min_length=1, description="address of the admin endpoints; loopback by default"
     )
     admin_port: Port = Field(8100, description="port of the admin endpoints; 0 picks a free one")
-    advertise_url: str | None = Field(None, description="how peers reach the traffic port; default http://host:port")
-    advertise_admin_url: str | None = Field(None, description="how peers and the CLI reach the admin port")
+    advertise_url: str | None = Field(
+        None,
+        description="how peers reach the traffic port; unset means http://host:port",
+        examples=["http://10.0.0.1:8000"],
+    )
+    advertise_admin_url: str | None = Field(
+        None,
+        description="how peers and the CLI reach the admin port; unset means http://admin_host:admin_port",
+        examples=["http://10.0.0.1:8100"],
+    )
     state_dir: str = Field("narwhal-state", min_length=1, description="folder of the handoff file and local HA record")
 
     rules = (Rule(("host", "port", "admin_host", "admin_port"), _ports_differ),)
@@ -59,7 +67,9 @@ class ServingSection(Section):
     """The client-facing side."""
 
     models: tuple[str, ...] = Field(
-        min_length=1, description="model names that clients may ask for; the first is the fleet's"
+        min_length=1,
+        description="model names that clients may ask for; the first is the fleet's",
+        examples=[["my-model"]],
     )
     max_connections: PositiveCount = Field(
         1024, description="bound of the data connection pool (prefill, decode, token counting)"
@@ -95,9 +105,9 @@ class EngineSection(Section):
 class EngineEntry(Section):
     """One engine of the fleet."""
 
-    id: Identifier = Field(description="stable name of the engine")
-    url: str = Field(description="base address, e.g. http://10.0.0.5:8000")
-    role: Literal["prefill", "decode"] = Field(description="what placement may ask of it")
+    id: Identifier = Field(description="stable name of the engine", examples=["prefill-1", "decode-1"])
+    url: str = Field(description="base address", examples=["http://10.0.0.5:8000", "http://10.0.0.6:8000"])
+    role: Literal["prefill", "decode"] = Field(description="what placement may ask of it", examples=["prefill", "decode"])
 
     _url = field_validator("url")(http_url)
 
@@ -116,7 +126,9 @@ class RecoverySection(Section):
     liveness_misses: PositiveCount = Field(3, description="consecutive silent liveness sweeps that eject an engine")
     liveness_every_s: Seconds = Field(5.0, description="time between two liveness sweeps")
     liveness_timeout_s: Seconds = Field(5.0, description="deadline of one health request of a liveness sweep")
-    failure_quarantine_s: Seconds | None = Field(None, description="timed hold of a failed engine; unset means none")
+    failure_quarantine_s: Seconds | None = Field(
+        None, description="timed hold of a failed engine; unset means none", examples=[60.0]
+    )
     retry_backoff_s: Seconds = Field(1.0, description="wait before the second probe or readmission attempt; doubles")
     retry_backoff_max_s: Seconds = Field(30.0, description="longest wait between two attempts")
 
@@ -136,8 +148,8 @@ class ControllerSection(Section):
 class PeerEntry(Section):
     """Another router of the cluster."""
 
-    id: Identifier = Field(description="its router.id")
-    url: str = Field(description="address of its traffic port as seen from here")
+    id: Identifier = Field(description="its router.id", examples=["router-b"])
+    url: str = Field(description="address of its traffic port as seen from here", examples=["http://10.0.0.2:8000"])
 
     _url = field_validator("url")(http_url)
 

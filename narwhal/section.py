@@ -155,8 +155,13 @@ _PLAIN_WORDS: Final[dict[str, str]] = {
 }
 
 
+def _part(part: int | str) -> str:
+    """Return a step of a path; a key that TOML would want quoted is quoted, so that a problem stays one line."""
+    return str(part) if str(part).replace("_", "").replace("-", "").isalnum() else repr(part)
+
+
 def _describe(item: Mapping[str, Any]) -> str:
-    path = ".".join(str(part) for part in item["loc"]) or "(top level)"
+    path = ".".join(map(_part, item["loc"])) or "(top level)"
     kind = item["type"]
     message = str(item["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
     message = _PLAIN_WORDS.get(kind, message)
