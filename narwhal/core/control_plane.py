@@ -103,7 +103,11 @@ class ControlPlane:
         )
 
     def restore(self, document: HandoffDocument, *, now: float) -> None:
-        """Take over what `document` says; it must match the configured fleet."""
+        """Take over what `document` says; it must match the configured fleet.
+
+        `now` is the loop time at which the document was written, as near as the caller knows: from there on the timed
+        holds run down and the ages grow.
+        """
         restore_engines(self.fleet, document, now=now)
         self.controller.risk_since = {part.role: now - part.age_s for part in document.consolidation_risk}
         self.counters.restore(document.counters)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
@@ -105,7 +106,7 @@ class HandoffDocument(_Part):
     cluster: str
     version: Annotated[int, Field(ge=1)]
     lease: LeasePart
-    written_wall: float = 0.0
+    written_wall: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     engines: tuple[EnginePart, ...]
     consolidation_risk: tuple[ConsolidationPart, ...] = ()
     counters: dict[str, Count] = {}
@@ -159,6 +160,8 @@ def mismatches(document: HandoffDocument, *, cluster: str, engines: Iterable[Eng
     found = []
     if document.cluster != cluster:
         found.append(f"cluster: the document is of {document.cluster!r}, this router of {cluster!r}")
+    described = Counter(part.id for part in document.engines)
+    found += [f"engines.{name}: described {times} times" for name, times in described.items() if times > 1]
     written = {part.id: part for part in document.engines}
     configured = {EngineId(entry.id): entry for entry in engines}
     found += [

@@ -7,7 +7,7 @@ Source: source, "Warm standby and lease ownership"; ha.md, 2.1.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 
 from narwhal.core.vocabulary import FencingToken, RouterId
 
@@ -63,12 +63,31 @@ def decode_lease(text: str) -> LeaseRecord:
     """Return the record in `text`. Raises ValueError saying what is wrong with it."""
     try:
         data = json.loads(text)
-        if data.pop("v") != LEASE_VERSION:
-            raise ValueError("unknown lease version")
-        process = ProcessIdentity(**data.pop("process"))
-        return LeaseRecord(process=process, **data)
+        version = data.pop("v")
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a lease record: {error}") from error
+        raise ValueError(f"not a lease record: {error!r}") from error
+    if version != LEASE_VERSION:
+        raise ValueError(f"not a lease record of version {LEASE_VERSION}, but of {version!r}")
+    process = data.pop("process", None)
+    _check_types(data, {field.name: field.type for field in fields(LeaseRecord) if field.name != "process"})
+    _check_types(process, {field.name: field.type for field in fields(ProcessIdentity)}, where="process: ")
+    if data["token"] < 1 or data["ttl_ms"] < 1:
+        raise ValueError("not a lease record: token and ttl_ms must be above 0")
+    return LeaseRecord(process=ProcessIdentity(**process), **data)
+
+
+_NUMBERS = ("int", "FencingToken")
+
+
+def _check_types(data: object, types: dict[str, object], *, where: str = "") -> None:
+    """Raise ValueError unless `data` has exactly the fields of `types`, each a text or a whole number."""
+    found = data if isinstance(data, dict) else {}
+    if found.keys() != types.keys():
+        names = ", ".join(sorted(found.keys() ^ types.keys()))
+        raise ValueError(f"not a lease record: {where}missing or unknown fields: {names}")
+    wrong = [name for name, kind in types.items() if type(found[name]) is not (int if kind in _NUMBERS else str)]
+    if wrong:
+        raise ValueError(f"not a lease record: {where}fields of the wrong type: {', '.join(wrong)}")
 
 
 @dataclass(frozen=True, slots=True)

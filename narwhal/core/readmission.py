@@ -55,8 +55,8 @@ class Readmission:
     def partners(self, engine: Engine, *, now: float) -> list[Engine]:
         """Return the engines of the other role that can vouch in a KV transfer, the fittest first.
 
-        Eligible ones come first; then held ones; an ejected one only if there is no other, so that a fleet of which
-        every engine was ejected can prove itself pair by pair.
+        Eligible ones come first, then held ones, ejected ones last: a fleet of which every engine was ejected can still
+        prove itself pair by pair.
         """
         other = Role.DECODE if engine.role is Role.PREFILL else Role.PREFILL
         return sorted(self._fleet.by_role[other], key=lambda e: fitness(e, now))
