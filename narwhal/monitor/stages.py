@@ -8,8 +8,9 @@ Source: source, "Monitoring and readiness"; decisions 3, 31 and 32.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from narwhal.core.control_plane import ControlPlane
 from narwhal.core.engine import Engine
@@ -32,6 +33,7 @@ class EngineView:
 
     healthy: bool | None = None
     telemetry: EngineTelemetry | None = None
+    cards: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(slots=True)
@@ -105,6 +107,11 @@ class Stages:
                 return f"no healthy {role} engine in view"
         return None
 
+    def model_cards(self) -> list[Mapping[str, Any]]:
+        """Return the engines' cards of /v1/models as last read, decode engines first: they say what clients get."""
+        engines = [*self._plane.fleet.by_role[Role.DECODE], *self._plane.fleet.by_role[Role.PREFILL]]
+        return [card for engine in engines for card in self.views[engine.id].cards]
+
     async def controller(self) -> None:
         """Look at the fleet as a whole."""
         self._reporter.carry_out(self._plane.controller.review(now=self._now()))
@@ -171,8 +178,9 @@ class Stages:
 
     async def _read_telemetry(self, engine: Engine) -> None:
         timeout_s = self._plane.config.engine.health_timeout_s
-        telemetry = await self._control.telemetry(address(engine), timeout_s=timeout_s)
-        self.views[engine.id].telemetry = telemetry
+        view = self.views[engine.id]
+        view.telemetry = telemetry = await self._control.telemetry(address(engine), timeout_s=timeout_s)
+        view.cards = await self._control.models(address(engine), timeout_s=timeout_s) or view.cards
         if telemetry is None or telemetry.generation is None or not self._plane.serving:
             return
         self._reporter.report(GenerationSeen(engine.id, telemetry.generation))
