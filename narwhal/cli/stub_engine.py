@@ -20,8 +20,16 @@ if TYPE_CHECKING:
 _EPILOG = """\
 A fault is [LEG:]KIND[=VALUE][,KEY=VALUE...], for example
   --fault decode:status=503,retry_after_s=2,times=3    --fault health:hang    --fault decode:silence=5,every=10
-LEG is prefill, decode, health, info or any. Faults can also be posted to /stub/faults while the engine runs; GET
-/stub/state shows its counters. Once it listens, it prints one line of JSON with its addresses.
+LEG is prefill, decode, health, info or any (the default). times=N heals after N, every=K meets each K-th request,
+skip=N lets N pass first. KIND is one of
+  refuse[=closed|rst]  hang  reset  restart  paused  other_model=NAME  delay=MS
+  status=CODE [retry_after_s, body]          bad_200[=error|null_choices|not_json|empty]
+  bad_ticket[=null|absent|missing_key|empty_blocks|empty_group|not_a_dict]  stale_ticket
+  no_first_token [keepalive_ms]  silence=TOKENS  cut=TOKENS  error_frame=TOKENS  no_finish[=true|false]
+  slow=MS  split  big_frame[=BYTES]
+
+Faults can also be posted to /stub/faults while the engine runs; GET /stub/state shows its counters. Once it listens, it
+prints one line of JSON with its addresses.
 """
 
 

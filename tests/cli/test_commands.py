@@ -20,6 +20,7 @@ from narwhal.cli.serve import main as serve_main
 from narwhal.config import Config, parse_config
 from narwhal.router import ServeOptions
 from narwhal.section import Section
+from narwhal.testing.stub_engine.faults import KINDS
 
 MINIMAL = Path(__file__).with_name("minimal.toml")
 
@@ -43,6 +44,16 @@ def test_version_and_help_answer_as_a_process() -> None:
     for command in ("serve", "config", "stub-engine"):
         assert command in shown.stdout
     assert run().returncode == 2
+
+
+def test_help_of_the_stub_engine_names_every_fault_and_variant(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["stub-engine", "--help"])
+    shown = re.split(r"[^a-z0-9_]+", capsys.readouterr().out)
+    for kind, spec in KINDS.items():
+        assert kind in shown
+        assert set(spec.variants) <= set(shown)
+        assert (spec.keys - {spec.value}) <= set(shown) | {"done"}
 
 
 def test_help_does_not_wait_for_heavy_imports() -> None:

@@ -207,6 +207,8 @@ async def test_restart_loses_all_connections_and_answers_as_a_new_process(
     with pytest.raises((aiohttp.ClientOSError, aiohttp.ServerDisconnectedError)):
         await post(http, engine, PREFILL_LEG)
     assert not (await running.rest()).terminated
+    await until(lambda: engine.state.severed == 2)
+    assert engine.state.aborted.total() == 0
     after = engine.generation
     assert after.number == before.number + 1
     assert after.engine_id != before.engine_id

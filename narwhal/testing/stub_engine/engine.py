@@ -171,7 +171,9 @@ class StubEngine:
             self.lose_connections()
 
     def lose_connections(self, *, spare: asyncio.Transport | None = None) -> None:
-        """Abort every connection that came through the first door, but `spare`."""
+        """Abort every connection through the first door, but `spare`. Their clients did not hang up: the engine did."""
+        for residence in self.state.residences:
+            residence.severed = True
         for handler in self._first_door():
             if handler.transport is not spare:
                 handler.transport.abort()
@@ -190,14 +192,12 @@ class StubEngine:
 
     async def until_resumed(self) -> None:
         """Return when the engine is not paused."""
-        pause = self.book.standing(FaultKind.PAUSED)
-        if pause is None:
-            return
-        self.state.waiting += 1
-        try:
-            await pause.lifted.wait()
-        finally:
-            self.state.waiting -= 1
+        while (pause := self.book.standing(FaultKind.PAUSED)) is not None:
+            self.state.waiting += 1
+            try:
+                await pause.lifted.wait()
+            finally:
+                self.state.waiting -= 1
 
     def honour(self, remote_request_id: str, engine_id: str) -> Fetched:
         """Hand out the KV of a ticket, once, and count it."""

@@ -49,6 +49,16 @@ class SeenRequest:
         return {"leg": self.leg.value, "path": self.path, "headers": headers, "body": self.body}
 
 
+@dataclass(slots=True, eq=False)
+class Residence:
+    """One request that is being served. `severed` says that the engine itself broke the connection."""
+
+    severed: bool = False
+
+
+_NOT_COUNTERS = ("seen", "residences")
+
+
 @dataclass(slots=True)
 class StubState:
     """Counters since the stub started; they outlive a restart of the generation.
@@ -80,6 +90,7 @@ class StubState:
     tokens_generated: int = 0
     connections_accepted: int = 0
     seen: deque[SeenRequest] = field(default_factory=lambda: deque(maxlen=32))
+    residences: set[Residence] = field(default_factory=set)
 
     def note(self, leg: FaultLeg, path: str, headers: CIMultiDict[str], body: Any = None) -> None:
         """Count a request and remember what it looked like."""
@@ -91,6 +102,7 @@ class StubState:
     def residing(self, leg: FaultLeg) -> Iterator[Residence]:
         """Count one generation request while it is here, and how it left."""
         residence = Residence()
+        self.residences.add(residence)
         self.resident[leg.value] += 1
         try:
             yield residence
@@ -104,16 +116,10 @@ class StubState:
         else:
             self.finished[leg.value] += 1
         finally:
+            self.residences.discard(residence)
             self.resident[leg.value] -= 1
 
     def describe(self) -> dict[str, Any]:
         """Return the counters as JSON."""
-        counters = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "seen"}
+        counters = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _NOT_COUNTERS}
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in counters.items()}
-
-
-@dataclass(slots=True)
-class Residence:
-    """One request that is being served. `severed` says that the engine itself broke the connection."""
-
-    severed: bool = False

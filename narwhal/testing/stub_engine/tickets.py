@@ -58,12 +58,14 @@ class TicketLedger:
         self._lease_s = lease_s
         self._now = now
         self._issued: OrderedDict[str, _Issued] = OrderedDict()
+        self._pinned: OrderedDict[str, _Issued] = OrderedDict()
 
     def issue(self, remote_request_id: str, prompt: Prompt) -> None:
         """Pin the KV of `prompt` until it is fetched or its lease is over."""
-        self._issued[remote_request_id] = _Issued(prompt, self._now())
+        self._issued[remote_request_id] = self._pinned[remote_request_id] = _Issued(prompt, self._now())
         while len(self._issued) > _REMEMBERED_MAX:
-            self._issued.popitem(last=False)
+            forgotten, _ = self._issued.popitem(last=False)
+            self._pinned.pop(forgotten, None)
 
     def fetch(self, remote_request_id: str, engine_id: str) -> Fetched:
         """Hand the KV out if it is there, once. Sweep first: what is past its lease is gone."""
@@ -73,27 +75,25 @@ class TicketLedger:
         if ticket is None:
             return Fetched(KvOutcome.UNKNOWN)
         outcome = KvOutcome.REUSED if ticket.fetched else KvOutcome.EXPIRED if ticket.lapsed else KvOutcome.FRESH
-        ticket.fetched = ticket.fetched or outcome is KvOutcome.FRESH
+        if outcome is KvOutcome.FRESH:
+            ticket.fetched = True
+            del self._pinned[remote_request_id]
         return Fetched(outcome, ticket.prompt.digest, len(ticket.prompt.tokens))
 
     def sweep(self) -> int:
         """Release what nobody fetched within the lease; return how many that were."""
         horizon = self._now() - self._lease_s
         lapsed = 0
-        for ticket in self._issued.values():
-            if ticket.issued_at > horizon:
-                break
-            if not ticket.fetched and not ticket.lapsed:
-                ticket.lapsed = True
-                lapsed += 1
+        while self._pinned and next(iter(self._pinned.values())).issued_at <= horizon:
+            _, ticket = self._pinned.popitem(last=False)
+            ticket.lapsed = True
+            lapsed += 1
         return lapsed
 
     @property
     def pinned_tokens(self) -> int:
         """How many tokens of KV wait to be fetched."""
-        return sum(
-            len(ticket.prompt.tokens) for ticket in self._issued.values() if not ticket.fetched and not ticket.lapsed
-        )
+        return sum(len(ticket.prompt.tokens) for ticket in self._pinned.values())
 
 
 def ticket_params(
