@@ -8,6 +8,7 @@ deleted, evicted, lost in a failover, or expired early by a clock that stepped, 
 |---|---|---|
 | a release of the newest term | the holder fenced before it released | none |
 | the lease within its last margin, and then gone | the holder's own deadline had passed | none |
+| no lease, and no term since the last one of our own | that term is over, and we know it | none |
 | no lease, no other data and no new term for a TTL | no renewal can be that long ago | a TTL |
 
 *Should the active give way?* is answered by its /ready: enough bad signs in a row make the standby post a claim, which
@@ -27,6 +28,7 @@ from narwhal.core.vocabulary import FencingToken, PeerSign, RouterId
 
 CLAIM_BACKOFF_S = 5.0
 SUCCESSOR_WINDOW_S = 0.25
+ROUNDING_S = 0.002
 
 SIGNS_AGAINST = frozenset({PeerSign.DEGRADED, PeerSign.FENCED, PeerSign.REFUSED, PeerSign.TIMEOUT, PeerSign.UNREADABLE})
 
@@ -59,7 +61,11 @@ TakeoverDecision = Wait | Attempt | PostClaim
 
 @dataclass(frozen=True, slots=True)
 class _Sight:
-    """The lease as it was last seen held. `overdue`: within its last margin, so that the holder's deadline is over."""
+    """The lease as it was last seen held. `overdue`: within its last margin, so that the holder's deadline is over.
+
+    `expires_at` is the latest end that any look at this term promised: after a step of Redis' clock, a later look may
+    promise less than the holder was given.
+    """
 
     record: LeaseRecord
     epoch: str | None
@@ -140,14 +146,17 @@ class Takeover:
         if self._sight is None or self._absence is not None:
             return inf
         margin_s = self._ha.margin_s
-        return max(self._sight.expires_at - margin_s / 2 - now, margin_s / 4)
+        return max(self._sight.expires_at - 0.75 * margin_s - now, margin_s / 8)
 
     def _saw_holder(self, seen: LeaseObservation, record: LeaseRecord, *, sent_at: float) -> None:
-        if self._sight is None or not record.same_term(self._sight.record):
-            self.misses = 0
         left_s = seen.pttl_ms / 1000
+        expires_at = sent_at + left_s
+        if self._sight is not None and record.same_term(self._sight.record):
+            expires_at = max(expires_at, self._sight.expires_at)
+        else:
+            self.misses = 0
         overdue = left_s <= self._ha.margin_s
-        self._sight = _Sight(record, seen.epoch, expires_at=sent_at + left_s, overdue=overdue)
+        self._sight = _Sight(record, seen.epoch, expires_at=expires_at, overdue=overdue)
         self._absence = None
 
     def _with_own_lease(self, seen: LeaseObservation, record: LeaseRecord) -> TakeoverDecision:
@@ -179,6 +188,8 @@ class Takeover:
             return Attempt(seen.epoch, "released")
         if absence.ran_out:
             return Attempt(seen.epoch, "expired")
+        if self._held and seen.token == self._held and self._explains(self._held):
+            return Attempt(seen.epoch, "the last term was our own")
         wait_s = self._whole_ttl_s()
         if now >= absence.since + wait_s:
             return Attempt(seen.epoch, f"missing for {wait_s:.3g} s")
@@ -189,10 +200,12 @@ class Takeover:
         last = self._sight
         if last is None or (seen.token, seen.epoch) != (last.record.token, last.epoch):
             return False
-        return last.overdue and now >= last.expires_at
+        # Redis counts whole milliseconds, and its clock and ours do not run alike.
+        slack_s = ROUNDING_S + self._ha.clock_error * last.record.ttl_ms / 1000
+        return last.overdue and now >= last.expires_at - slack_s
 
     def _explains(self, token: FencingToken) -> bool:
-        """Whether a release of `token` accounts for every term that this standby knows of."""
+        """Whether the end of `token` accounts for every term that this standby knows of."""
         return self._sight is None or token >= self._sight.record.token
 
     def _whole_ttl_s(self) -> float:

@@ -39,8 +39,8 @@ class Watch:
 
     def run_out(self, record: LeaseRecord) -> None:
         """See the lease of `record` through to the last tenth of a second."""
-        for left_s in (1.6, 0.9, 0.5, 0.3, 0.15):
-            self.look(held_by(record, left_s=left_s))
+        for left_s, after_s in ((1.6, 0.1), (0.9, 0.69), (0.5, 0.39), (0.3, 0.19), (0.15, 0.14)):
+            self.look(held_by(record, left_s=left_s), after_s=after_s)
 
     def peer(self, sign: PeerSign, *, times: int = 1, token: int | None = 7) -> None:
         for _ in range(times):
@@ -88,6 +88,19 @@ def test_a_standby_that_did_not_see_the_last_margin_of_a_lease_does_not_call_it_
     decision = watch.look(nobody(), after_s=2.5)
     assert isinstance(decision, Wait)
     assert watch.waits_for_s(nobody()) == pytest.approx(WHOLE_TTL_S, abs=0.05)
+
+
+def test_a_clock_step_of_redis_does_not_make_a_term_look_overdue(watch: Watch) -> None:
+    """The clock jumps ahead by 1.7 s: the key ends early, while its holder rightly counts on what it was granted."""
+    watch.look(held_by(make_lease(), left_s=1.9))
+    watch.look(held_by(make_lease(), left_s=0.1))
+    assert isinstance(watch.look(nobody()), Wait)
+
+
+@pytest.mark.parametrize("early_s", [0.0005, 0.008])
+def test_an_end_that_comes_a_rounding_error_early_is_still_the_expected_one(watch: Watch, early_s: float) -> None:
+    watch.look(held_by(make_lease(), left_s=0.15))
+    assert watch.look(nobody(), after_s=0.13 - early_s) == Attempt(EPOCH, "expired")
 
 
 def test_a_term_that_nobody_saw_is_not_taken_for_the_one_that_ran_out(watch: Watch) -> None:
@@ -181,7 +194,7 @@ def test_the_wait_allows_for_a_clock_that_runs_fast() -> None:
 
 def test_the_lease_of_the_own_former_process_is_waited_out(watch: Watch) -> None:
     former = make_lease(B, incarnation="router-b-0")
-    assert watch.look(held_by(former, left_s=1.9)) == Wait("the lease of this router's former process still runs")
+    assert watch.look(held_by(former, left_s=1.6)) == Wait("the lease of this router's former process still runs")
     watch.run_out(former)
     assert watch.look(nobody(), after_s=0.2) == Attempt(EPOCH, "expired")
 
@@ -197,6 +210,29 @@ def test_a_term_of_this_process_that_was_fenced_is_waited_out(held: int) -> None
     watch = Watch(held=held)
     own = make_lease(B, token=8, incarnation="router-b-1")
     assert isinstance(watch.look(held_by(own, left_s=1.9)), Wait)
+
+
+def test_a_router_whose_own_term_was_the_last_one_asks_again_at_once() -> None:
+    """Redis hung until the lease had run out: only the former holder knows that its term is over."""
+    watch = Watch(held=7)
+    assert watch.look(nobody(token=7)) == Attempt(EPOCH, "the last term was our own")
+
+
+@pytest.mark.parametrize("token", [6, 8], ids=["data-went-back", "another-since"])
+def test_a_router_whose_own_term_was_not_the_last_one_waits(token: int) -> None:
+    watch = Watch(held=7)
+    assert isinstance(watch.look(nobody(token=token)), Wait)
+
+
+def test_a_newer_term_that_was_seen_counts_for_more_than_what_the_store_remembers() -> None:
+    watch = Watch(held=7)
+    watch.look(held_by(make_lease(token=8), left_s=1.9))
+    assert isinstance(watch.look(nobody(token=7)), Wait)
+
+
+def test_a_router_that_gave_way_leaves_its_successor_a_moment() -> None:
+    watch = Watch(held=7)
+    assert watch.look(nobody(token=7, release=released(B, token=7, to=C))) == Wait("released to router-c")
 
 
 def test_every_sign_either_counts_against_the_active_or_clears() -> None:
