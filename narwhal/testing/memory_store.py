@@ -86,6 +86,10 @@ class MemoryRedis:
         """Delete the lease key alone, as eviction or an operator's DEL does."""
         self._data.lease = None
 
+    def drop_token(self) -> None:
+        """Delete the token key alone."""
+        self._data.token = NOBODY
+
     def observe(self) -> LeaseObservation:
         """Answer OBSERVE."""
         lease = self._standing(self._data.lease)

@@ -34,6 +34,10 @@ class World(Protocol):
         """Lose the lease key alone."""
         ...
 
+    async def drop_token(self) -> None:
+        """Lose the token key alone."""
+        ...
+
     async def event_types(self) -> Sequence[str]:
         """Return the `type` of each event in the stream, oldest first."""
         ...
@@ -58,6 +62,9 @@ class MemoryWorld:
 
     async def drop_lease(self) -> None:
         self.redis.drop_lease()
+
+    async def drop_token(self) -> None:
+        self.redis.drop_token()
 
     async def event_types(self) -> Sequence[str]:
         return [event["type"] for event in self.redis.events]
@@ -95,6 +102,9 @@ class RedisWorld:
 
     async def drop_lease(self) -> None:
         await self._admin.delete(self.keys.lease)
+
+    async def drop_token(self) -> None:
+        await self._admin.delete(self.keys.token)
 
     async def event_types(self) -> Sequence[str]:
         entries: Any = await self._admin.xrange(self.keys.events)
