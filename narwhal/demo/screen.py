@@ -6,29 +6,36 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 
 from narwhal.demo.fleet import Fleet
 from narwhal.demo.plan import PlannedRouter
 from narwhal.store.connection import spoken_address
 from narwhal.store.keys import Keys
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-CHAT = '{"model": "%s", "stream": true, "messages": [{"role": "user", "content": "Hello"}]}'
+WIDEST: Final = 10_000
+CHAT: Final = '{"model": "%s", "stream": true, "messages": [{"role": "user", "content": "Hello"}]}'
 
 
 def show(console: Console, fleet: Fleet, active: PlannedRouter) -> None:
     """Print everything that a person needs to play with the running pair."""
     console.print()
-    console.print(_what_runs_where(fleet, active))
+    table = _what_runs_where(fleet, active)
+    needed = Console(width=WIDEST).measure(table).maximum
+    console.print(table, width=max(console.width, needed), crop=False, no_wrap=True, soft_wrap=True)
     for title, lines in _sections(fleet, active):
         console.print(f"\n[bold]{title}[/bold]")
         for line in lines:
             console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"\nLogs and configuration are in {fleet.folder}", highlight=False, soft_wrap=True)
-    console.print("[bold]Ctrl-C stops everything.[/bold] A router or stub engine that you kill comes back by itself.\n")
+    console.print(
+        "[bold]Ctrl-C stops everything.[/bold] A router or stub engine that you kill comes back by itself.\n",
+        soft_wrap=True,
+    )
 
 
 def describe(fleet: Fleet, active: PlannedRouter) -> dict[str, Any]:
@@ -65,13 +72,10 @@ def describe(fleet: Fleet, active: PlannedRouter) -> dict[str, Any]:
     }
 
 
-def _what_runs_where(fleet: Fleet, active: PlannedRouter) -> Any:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
+def _what_runs_where(fleet: Fleet, active: PlannedRouter) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in ("what", "where", "operators", "process"):
-        table.add_column(column, overflow="fold", justify="right" if column == "process" else "left")
+        table.add_column(column, no_wrap=True, justify="right" if column == "process" else "left")
     redis = fleet.redis
     told = "Redis, yours" if redis is None else f"Redis ({redis.kind} {redis.version})"
     table.add_row(told, spoken_address(fleet.redis_url), "", "" if redis is None else str(redis.pid))
