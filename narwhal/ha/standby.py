@@ -64,11 +64,16 @@ class Standby:
         self.takeover = Takeover(
             self._own_id, self._ha, incarnation=candidate.incarnation, held=self._plane.tenure.token
         )
+        self.raise_floor(await self._follower.token_on_file())
         not_before = asyncio.get_running_loop().time() + options.patience_s
         async with asyncio.TaskGroup() as group:
-            watching = group.create_task(self._watch_peer(), name="watch-peer")
+            beside = [
+                group.create_task(self._watch_peer(), name="watch-peer"),
+                group.create_task(self._follower.keep_copies(), name="keep-copies"),
+            ]
             granted = await self._follow(candidate, options, not_before=not_before)
-            watching.cancel()
+            for task in beside:
+                task.cancel()
         return granted
 
     async def _follow(self, candidate: LeaseRecord, options: StandbyOptions, *, not_before: float) -> Granted:
@@ -90,52 +95,72 @@ class Standby:
         """Observe once, follow what is new, and do what the core decides."""
         loop = asyncio.get_running_loop()
         sent_at = loop.time()
-        seen = await self._observe(follow=not options.fresh)
-        why_not = self.rejected and f"handoff does not fit: {self.rejected}"
-        decision = self.takeover.decide(
-            seen, sent_at=sent_at, now=loop.time(), fit=why_not is None and self._could_serve() is None
-        )
+        seen = await self.observe()
+        if not options.fresh:
+            await self._follower.catch_up(seen.handoff)
+        why_not = self._why_not()
+        decision = self.takeover.decide(seen, sent_at=sent_at, now=loop.time(), fit=why_not is None)
         match decision:
             case Wait():
-                self._say(why_not or self._could_serve(), waiting_for=decision.reason)
+                self._say(why_not, waiting_for=decision.reason)
             case PostClaim():
-                await self._claim(decision)
-            case Attempt() if why_not is not None:
+                await self._claim(candidate, decision)
+            case Attempt() if self.rejected is not None:
                 self._say(why_not)
             case Attempt() if self.holder is None and loop.time() < not_before:
-                self._say(None, waiting_for="another router to become active first")
+                self._say(why_not, waiting_for="another router to become active first")
             case Attempt():
                 return await self._attempt(candidate, decision)
         return None
 
+    def _why_not(self) -> str | None:
+        """Return why this router could not serve if it took over now, or None if it could."""
+        if self.rejected is not None:
+            return f"handoff does not fit: {self.rejected}"
+        if not self._plane.monitoring.clean:
+            return "its own monitoring fails"
+        return self._could_serve()
+
     async def catch_up(self) -> None:
-        """Read the mirror once more: the last handoff may have come between the last look and the grant."""
-        try:
-            await self._observe(follow=True)
-        except (StoreUnavailable, StoreMisused) as error:
-            log.warning("takeover_from_shadow", error=str(error), handoff=self._follower.applied)
+        """Apply the newest mirrored handoff; return only when that is done, so bound it.
+
+        The last one may have come between the last look and the grant. Going on without it could lose a drain.
+        """
+        while True:
+            try:
+                seen = await self.observe()
+                await self._follower.catch_up(seen.handoff)
+            except (StoreUnavailable, StoreMisused) as error:
+                log.warning("takeover_delayed", error=str(error), handoff=self._follower.applied)
+                await asyncio.sleep(self._ha.poll_every_s)
+            else:
+                return
 
     @property
     def rejected(self) -> str | None:
         """Why the newest handoff cannot be applied, or None."""
         return self._follower.rejected
 
-    async def _observe(self, *, follow: bool) -> LeaseObservation:
+    def raise_floor(self, token: FencingToken) -> None:
+        """Ask for no token up to `token` from now on."""
+        self.floor = FencingToken(max(self.floor, token))
+
+    async def observe(self) -> LeaseObservation:
+        """Look at the store once. A fenced router that can see it follows again."""
         seen = await self._store.observe()
         self._note(seen)
-        if follow:
-            await self._follower.catch_up(seen.handoff)
         if self._plane.role is RouterRole.FENCED:
             self._plane.role = RouterRole.STANDBY
         return seen
 
     def _note(self, seen: LeaseObservation) -> None:
         """Keep what any answer teaches: who holds, and the highest token ever seen."""
-        handoff_token = seen.handoff[0] if seen.handoff is not None else 0
-        self.floor = FencingToken(max(self.floor, seen.token, handoff_token))
+        self.raise_floor(seen.token)
+        if seen.handoff is not None:
+            self.raise_floor(seen.handoff[0])
         if seen.record is not None:
             self.holder = seen.record
-            self.floor = FencingToken(max(self.floor, seen.record.token))
+            self.raise_floor(seen.record.token)
         self._plane.owner = seen.record.router if seen.record is not None else None
         self._plane.owner_url = seen.record.url if seen.record is not None else None
 
@@ -151,11 +176,9 @@ class Standby:
                 log.warning("redis_data_lost", consequence="waiting a whole lease before the next attempt")
         return None
 
-    async def _claim(self, claim: PostClaim) -> None:
-        posted = await self._store.claim(
-            claim.expected,
-            Claim(self._own_id, claim.expected.incarnation, claim.expected.token, claim.reason),
-        )
+    async def _claim(self, candidate: LeaseRecord, claim: PostClaim) -> None:
+        wish = Claim(self._own_id, candidate.incarnation, claim.expected.token, claim.reason)
+        posted = await self._store.claim(claim.expected, wish)
         log.warning("claim_posted", against=claim.expected.router, reason=claim.reason, posted=posted)
 
     async def _watch_peer(self) -> None:
