@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from narwhal.core.events import PairFinding
-from narwhal.core.faults import EngineFault, EngineTimeout, EngineUnreachable
+from narwhal.core.faults import EngineFault, EngineTimeout, EngineUnreachable, StreamBroken
 from narwhal.core.handoff import HandoffDocument
 from narwhal.core.lease import AcquireAnswer, Claim, LeaseObservation, LeaseRecord, RenewAnswer
 from narwhal.core.vocabulary import EngineId, FencingToken, PeerSign, RouterId
@@ -115,16 +115,14 @@ class PeerLook:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineAddress:
+class EngineAddress(NamedTuple):
     """Where a leg goes."""
 
     id: EngineId
     url: str
 
 
-@dataclass(frozen=True, slots=True)
-class LegCall:
+class LegCall(NamedTuple):
     """One leg as the serving layer asks for it.
 
     `path` is the OpenAI path. `body` is the client's document and `raw` its bytes; drivers change neither, and a decode
@@ -152,6 +150,10 @@ class ConnectTimedOut(EngineTimeout, NothingSent):
     """The engine did not answer the attempt to connect."""
 
 
+class StreamSilent(StreamBroken):
+    """The stream's first token, or the next one, did not come in time."""
+
+
 class KvTicketUnusable(EngineFault):
     """A ticket was dropped before any decode engine saw it: too old, or of a process that is gone. Not evidence."""
 
@@ -160,25 +162,36 @@ class KvTicket:
     """The opaque parameters that authorise one decode leg to fetch the KV of one prefill.
 
     It can be spent once; then its parameters are gone. `issued_at` is loop seconds, `engine_id` names the process that
-    holds the KV. Source: a reference that is used twice answers with another text under HTTP 200.
+    holds the KV. `fate` tells what became of it: `orphaned` until it is spent (`consumed`) or dropped (`discarded`).
+    Source: a reference that is used twice answers with another text under HTTP 200.
     """
 
-    __slots__ = ("_params", "engine_id", "issued_at", "max_age_s")
+    __slots__ = ("_params", "age_s", "engine_id", "fate", "issued_at", "max_age_s")
 
     def __init__(self, params: bytes, *, engine_id: str, issued_at: float, max_age_s: float) -> None:
         self._params: bytes | None = params
         self.engine_id = engine_id
         self.issued_at = issued_at
         self.max_age_s = max_age_s
+        self.age_s: float | None = None
+        self.fate = "orphaned"
 
     def spend(self, *, now: float) -> bytes:
         """Return the parameters as JSON and forget them. Raises KvTicketUnusable when they are too old."""
-        params, self._params = self._params, None
+        params = self._params
         assert params is not None, "a ticket was spent twice"
-        age_s = now - self.issued_at
+        self.age_s = age_s = now - self.issued_at
         if age_s > self.max_age_s:
+            self.discard()
             raise KvTicketUnusable(f"the ticket is {age_s:.1f} s old, more than {self.max_age_s:.1f} s: dropped unused")
+        self._params = None
+        self.fate = "consumed"
         return params
+
+    def discard(self) -> None:
+        """Forget the parameters of a ticket that must not be used."""
+        self._params = None
+        self.fate = "discarded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,16 +207,14 @@ class EngineRefusal:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Tokens as the engine counted them; None where it did not say."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WholeAnswer:
+class WholeAnswer(NamedTuple):
     """A complete non-streaming answer of an engine, already checked and stripped of internal addresses."""
 
     body: bytes
