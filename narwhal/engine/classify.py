@@ -1,0 +1,101 @@
+"""What went wrong on a leg, as one table: mishap and kind of leg -> fault, which carries its failure class.
+
+The classes are the source's. A reset or an early end after the engine accepted a decode request is `stream`; before
+that it is `connection`. A whole (non-streaming) decode has no deadline but the request's own, which is not evidence.
+Source: source, "Failure evidence"; decisions 11 and 30.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from narwhal.core.faults import DeadlinePassed, EngineFault, EngineTimeout, EngineUnreachable, StreamBroken
+from narwhal.ports import ConnectRefused, ConnectTimedOut, StreamSilent
+
+
+class LegKind(StrEnum):
+    """How the answer of a leg is taken in."""
+
+    PREFILL = "prefill"
+    WHOLE = "decode"
+    STREAM = "streaming decode"
+    OTHER = "side"
+
+
+class Mishap(StrEnum):
+    """What the driver saw, in the engine's words to the client."""
+
+    REFUSED = "refused the connection"
+    CONNECT_TIMEOUT = "did not accept a connection in time"
+    LOST = "closed the connection before it answered"
+    CUT = "closed the connection in the middle of its answer"
+    GARBLED = "answered something that is not HTTP/1.1"
+    UNANSWERED = "gave no answer in time"
+    NEVER_STARTED = "sent no token in time"
+    SILENT = "fell silent in the middle of a stream"
+    DEADLINE = "was still at work when the request's deadline passed"
+
+
+FAULTS: Final[dict[Mishap, dict[LegKind, type[EngineFault]]]] = {
+    Mishap.REFUSED: dict.fromkeys(LegKind, ConnectRefused),
+    Mishap.CONNECT_TIMEOUT: dict.fromkeys(LegKind, ConnectTimedOut),
+    Mishap.LOST: dict.fromkeys(LegKind, EngineUnreachable),
+    Mishap.CUT: {
+        LegKind.PREFILL: EngineUnreachable,
+        LegKind.WHOLE: StreamBroken,
+        LegKind.STREAM: StreamBroken,
+        LegKind.OTHER: EngineUnreachable,
+    },
+    Mishap.GARBLED: {
+        LegKind.PREFILL: EngineUnreachable,
+        LegKind.WHOLE: StreamBroken,
+        LegKind.STREAM: StreamBroken,
+        LegKind.OTHER: EngineUnreachable,
+    },
+    Mishap.UNANSWERED: {
+        LegKind.PREFILL: EngineTimeout,
+        LegKind.WHOLE: EngineTimeout,
+        LegKind.STREAM: StreamSilent,
+        LegKind.OTHER: EngineTimeout,
+    },
+    Mishap.NEVER_STARTED: dict.fromkeys(LegKind, StreamSilent),
+    Mishap.SILENT: dict.fromkeys(LegKind, StreamSilent),
+    Mishap.DEADLINE: dict.fromkeys(LegKind, DeadlinePassed),
+}
+assert FAULTS.keys() == set(Mishap), "a new mishap needs a row"
+assert all(row.keys() == set(LegKind) for row in FAULTS.values()), "every row needs every kind of leg"
+
+
+def fault(mishap: Mishap, kind: LegKind, engine: str) -> EngineFault:
+    """Return the fault of `mishap` on a leg of `kind` to `engine`, ready to be raised."""
+    return FAULTS[mishap][kind](f"engine {engine} {mishap} ({kind} leg)")
+
+
+class Verdict(StrEnum):
+    """What a status other than 200 says about the engine."""
+
+    REFUSED = "refused"
+    OVERLOADED = "overloaded"
+    FAILED = "failed"
+
+
+BY_STATUS: Final[dict[int, Verdict]] = {
+    408: Verdict.OVERLOADED,
+    429: Verdict.OVERLOADED,
+}
+BY_HUNDREDS: Final[dict[int, Verdict]] = {
+    2: Verdict.FAILED,
+    3: Verdict.FAILED,
+    4: Verdict.REFUSED,
+    5: Verdict.FAILED,
+}
+BUSY_WORDS: Final = (b"serviceunavailableerror", b"busy", b"overload", b"queue", b"too many", b"paused", b"sleep")
+"""In the body of a 503: admission control, a pause or sleep. Without them a 503 is an engine whose core is dead."""
+
+
+def verdict(status: int, body: bytes, *, retry_after: bool) -> Verdict:
+    """Return what an answer other than 200 says. `retry_after`: it names a time after which to come again."""
+    if status == 503 and (retry_after or any(word in body[:4096].lower() for word in BUSY_WORDS)):
+        return Verdict.OVERLOADED
+    return BY_STATUS.get(status) or BY_HUNDREDS.get(status // 100, Verdict.FAILED)
