@@ -6,7 +6,11 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import structlog
+
 from narwhal.core.vocabulary import EngineId
+
+log = structlog.get_logger()
 
 
 class EngineTasks:
@@ -29,7 +33,6 @@ class EngineTasks:
         """Wait at most `timeout_s` for what is running, then raise the first error of anything that has finished."""
         if self._running:
             await asyncio.wait(self._running.values(), timeout=timeout_s)
-            await asyncio.sleep(0)
         errors, self._errors = self._errors, []
         if errors:
             raise errors[0]
@@ -43,5 +46,8 @@ class EngineTasks:
 
     def _finished(self, engine: EngineId, task: asyncio.Task[None]) -> None:
         del self._running[engine]
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            log.warning("engine_task_failed", work=self._name, engine=engine, error=repr(error))
             self._errors.append(error)

@@ -42,7 +42,7 @@ class MonitorLoop:
     async def run_pass(self) -> None:
         """Run every stage that is due and let the core judge the pass."""
         self._reporter.changed.clear()
-        results: dict[Stage, str | None] = {}
+        results: dict[Stage, str | None] = dict.fromkeys(self._stages.resting)
         for stage, work in self._stages.due(now=asyncio.get_running_loop().time()):
             results[stage] = await self._run_stage(stage, work)
         self._plane.counters.add(CounterName.MONITOR_PASSES)
@@ -52,11 +52,18 @@ class MonitorLoop:
         try:
             async with asyncio.timeout(self._plane.config.controller.stage_timeout_s):
                 await work()
+        except asyncio.CancelledError as error:
+            if _told_to_end():
+                raise
+            return self._failed(stage, error)
         except Exception as error:  # noqa: BLE001 - whatever a stage raises degrades the router, never the pass
-            self._plane.counters.add(CounterName.MONITOR_STAGE_FAILURES)
-            log.warning("stage_failed", stage=stage, error_class=type(error).__name__, error=str(error))
-            return type(error).__name__
+            return self._failed(stage, error)
         return None
+
+    def _failed(self, stage: Stage, error: BaseException) -> str:
+        self._plane.counters.add(CounterName.MONITOR_STAGE_FAILURES)
+        log.warning("stage_failed", stage=stage, error_class=type(error).__name__, error=str(error))
+        return type(error).__name__
 
     async def _pause(self, timeout_s: float) -> None:
         """Wait for the next pass; after a change it comes at once, but never sooner than a tenth of the interval."""
@@ -67,3 +74,9 @@ class MonitorLoop:
                 await self._reporter.changed.wait()
         except TimeoutError:
             return
+
+
+def _told_to_end() -> bool:
+    """Whether this task was cancelled, and not just something that a stage waited for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

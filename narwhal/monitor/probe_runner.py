@@ -9,11 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import structlog
+
 from narwhal.core.control_plane import ControlPlane
 from narwhal.core.engine import Engine
 from narwhal.core.events import FleetEvent, HealthProbed, InferenceProbed, PairFinding, ProbeOrdered
 from narwhal.core.vocabulary import ProbeKind, ProbeResult
 from narwhal.ports import EngineAddress, EngineControl
+
+log = structlog.get_logger()
 
 
 def address(engine: Engine) -> EngineAddress:
@@ -27,14 +31,14 @@ class ProbeRunner:
     def __init__(self, plane: ControlPlane, control: EngineControl) -> None:
         self._plane = plane
         self._control = control
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[FleetEvent]] = set()
         self.report: Callable[[FleetEvent], None] = _unconnected
 
     def start(self, order: ProbeOrdered) -> None:
         """Start the probe that the core ordered."""
         task = asyncio.create_task(self._carry_out(order), name=f"probe-{order.kind}-{order.engine}")
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: self._finished(order, done))
 
     async def cancel(self) -> None:
         """Stop every probe that is running and wait for it."""
@@ -43,15 +47,19 @@ class ProbeRunner:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _carry_out(self, order: ProbeOrdered) -> None:
-        outcome: FleetEvent = _nothing_learnt(order)
-        try:
-            if order.kind is ProbeKind.HEALTH:
-                outcome = await self._health(order)
-            else:
-                outcome = await self._inference(order)
-        finally:
-            self.report(outcome)
+    def _finished(self, order: ProbeOrdered, task: asyncio.Task[FleetEvent]) -> None:
+        """Report, whatever became of the task: a cancelled one may not even have begun."""
+        self._tasks.discard(task)
+        if task.cancelled():
+            self.report(_nothing_learnt(order, "the probe was cut short"))
+        elif (error := task.exception()) is not None:
+            log.warning("probe_crashed", engine=order.engine, kind=order.kind, error=repr(error))
+            self.report(_nothing_learnt(order, f"the probe crashed: {error!r}"))
+        else:
+            self.report(task.result())
+
+    async def _carry_out(self, order: ProbeOrdered) -> FleetEvent:
+        return await (self._health(order) if order.kind is ProbeKind.HEALTH else self._inference(order))
 
     async def _health(self, order: ProbeOrdered) -> HealthProbed:
         timeout_s = self._plane.config.engine.health_timeout_s
@@ -77,9 +85,9 @@ class ProbeRunner:
         return InferenceProbed(order.engine, tuple(findings), order.number)
 
 
-def _nothing_learnt(order: ProbeOrdered) -> FleetEvent:
+def _nothing_learnt(order: ProbeOrdered, why: str) -> FleetEvent:
     if order.kind is ProbeKind.HEALTH:
-        return HealthProbed(order.engine, ProbeResult.INCONCLUSIVE, "the probe was cut short", order.number)
+        return HealthProbed(order.engine, ProbeResult.INCONCLUSIVE, why, order.number)
     return InferenceProbed(order.engine, (), order.number)
 
 

@@ -19,13 +19,8 @@ from narwhal.ports import EngineControl
 PARTNERS_MAX = 2
 
 
-class StepFailed(Exception):
+class CheckFailed(Exception):
     """A check did not pass; ends the attempt."""
-
-    def __init__(self, step: ReadmissionStep, reason: str) -> None:
-        self.step = step
-        self.reason = reason
-        super().__init__(f"{step}: {reason}")
 
 
 class ReadmissionRunner:
@@ -37,48 +32,85 @@ class ReadmissionRunner:
         self._report = report
 
     async def attempt(self, engine_id: EngineId) -> None:
-        """Run every check for `engine_id` and report how it ended."""
-        engine = self._plane.fleet.engines[engine_id]
+        """Run every check for `engine_id` and report how it ended.
+
+        It reports whatever happens, else no other attempt would follow. Raises what a check raised unexpectedly.
+        """
+        attempt = _Attempt(self._plane, self._control, self._plane.fleet.engines[engine_id])
+        failure = "the attempt was cut short"
         try:
-            await self._healthy(engine, ReadmissionStep.HEALTH)
-            await self._right_model(engine)
-            generation = await self._generation(engine)
-            await self._kv_transfer(engine)
-            await self._still(engine, generation)
-            await self._healthy(engine, ReadmissionStep.FINAL_HEALTH)
-        except StepFailed as failure:
-            self._report(ReadmissionFailed(engine_id, failure.step, failure.reason))
+            await attempt.run()
+        except CheckFailed as error:
+            failure = str(error)
+        except Exception as error:
+            failure = f"the check crashed: {error!r}"
+            raise
         else:
-            self._report(ReadmissionPassed(engine_id, generation))
+            failure = ""
+        finally:
+            self._report(
+                ReadmissionFailed(engine_id, attempt.step, failure)
+                if failure
+                else ReadmissionPassed(engine_id, attempt.generation)
+            )
 
-    async def _healthy(self, engine: Engine, step: ReadmissionStep) -> None:
-        answer = await self._control.health(address(engine), timeout_s=self._plane.config.engine.health_timeout_s)
+
+class _Attempt:
+    """One attempt on its way: `step` is the check that runs, `generation` the process that is being validated."""
+
+    def __init__(self, plane: ControlPlane, control: EngineControl, engine: Engine) -> None:
+        self._plane = plane
+        self._control = control
+        self._engine = engine
+        self._timeout_s = plane.config.engine.health_timeout_s
+        self.step = ReadmissionStep.HEALTH
+        self.generation: str | None = None
+
+    async def run(self) -> None:
+        """Run the checks in order. Raises CheckFailed at the first that does not pass."""
+        checks = (
+            (ReadmissionStep.HEALTH, self._healthy),
+            (ReadmissionStep.MODEL_IDENTITY, self._right_model),
+            (ReadmissionStep.GENERATION_IDENTITY, self._known_process),
+            (ReadmissionStep.KV_TRANSFER, self._kv_transfer),
+            (ReadmissionStep.GENERATION_IDENTITY, self._same_process),
+            (ReadmissionStep.FINAL_HEALTH, self._healthy),
+        )
+        for step, check in checks:
+            self.step = step
+            await check()
+
+    async def _healthy(self) -> None:
+        answer = await self._control.health(address(self._engine), timeout_s=self._timeout_s)
         if not (answer.healthy and answer.conclusive):
-            raise StepFailed(step, answer.detail or "no health 200")
+            raise CheckFailed(answer.detail or "no health 200")
 
-    async def _right_model(self, engine: Engine) -> None:
+    async def _right_model(self) -> None:
         """Model identity: the engine offers the fleet's model by name."""
         wanted = self._plane.config.serving.models[0]
-        cards = await self._control.models(address(engine), timeout_s=self._plane.config.engine.health_timeout_s)
+        cards = await self._control.models(address(self._engine), timeout_s=self._timeout_s)
         if cards is None:
-            raise StepFailed(ReadmissionStep.MODEL_IDENTITY, "/v1/models gave no readable answer")
+            raise CheckFailed("/v1/models gave no readable answer")
         offered = [str(card.get("id")) for card in cards]
         if wanted not in offered:
-            raise StepFailed(ReadmissionStep.MODEL_IDENTITY, f"offers {', '.join(offered) or 'nothing'}, not {wanted}")
+            raise CheckFailed(f"offers {', '.join(offered) or 'nothing'}, not {wanted}")
 
-    async def _generation(self, engine: Engine) -> str | None:
-        telemetry = await self._control.telemetry(address(engine), timeout_s=self._plane.config.engine.health_timeout_s)
+    async def _known_process(self) -> None:
+        self.generation = await self._seen_process()
+
+    async def _same_process(self) -> None:
+        if await self._seen_process() != self.generation:
+            raise CheckFailed("the process changed during the checks")
+
+    async def _seen_process(self) -> str | None:
+        telemetry = await self._control.telemetry(address(self._engine), timeout_s=self._timeout_s)
         if telemetry is None:
-            raise StepFailed(ReadmissionStep.GENERATION_IDENTITY, "/metrics gave no readable answer")
+            raise CheckFailed("/metrics gave no readable answer")
         return telemetry.generation
 
-    async def _still(self, engine: Engine, generation: str | None) -> None:
-        if await self._generation(engine) != generation:
-            raise StepFailed(ReadmissionStep.GENERATION_IDENTITY, "the process changed during the checks")
-
-    async def _kv_transfer(self, engine: Engine) -> None:
+    async def _kv_transfer(self) -> None:
         """As its role permits: a prefill engine gives its KV to a decode engine, a decode engine takes it."""
-        now = asyncio.get_running_loop().time()
+        engine, now = self._engine, asyncio.get_running_loop().time()
         reasons = []
         for partner in self._plane.fleet.readmission.partners(engine, now=now)[:PARTNERS_MAX]:
             prefill, decode = (engine, partner) if engine.role == "prefill" else (partner, engine)
@@ -92,4 +124,4 @@ class ReadmissionRunner:
                 return
             failed = f"{finding.failed_leg} leg failed" if finding.failed_leg else "inconclusive"
             reasons.append(f"with {partner.id}: {failed}: {finding.detail}")
-        raise StepFailed(ReadmissionStep.KV_TRANSFER, "; ".join(reasons) or "no engine of the other role")
+        raise CheckFailed("; ".join(reasons) or "no engine of the other role")

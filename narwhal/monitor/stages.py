@@ -8,8 +8,9 @@ Source: source, "Monitoring and readiness"; decisions 3, 31 and 32.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from narwhal.core.control_plane import ControlPlane
@@ -25,6 +26,9 @@ from narwhal.ports import EngineControl, EngineTelemetry
 
 WARM_STAGES = frozenset({Stage.HEALTH, Stage.TELEMETRY})
 """What a standby does: it keeps engines in view, and leaves every decision to the active."""
+
+SWEEP_SHARE = 0.9
+"""Part of the time between two sweeps that one may last: a look that is still out would make the next one skip it."""
 
 
 @dataclass(slots=True)
@@ -95,6 +99,11 @@ class Stages:
             and (stage not in every or self._schedule.due(stage, every_s=every[stage], now=now))
         ]
 
+    @property
+    def resting(self) -> frozenset[Stage]:
+        """The stages that this router does not run in its present role: what they last did no longer counts."""
+        return frozenset() if self._plane.serving else frozenset(Stage) - WARM_STAGES
+
     async def cancel(self) -> None:
         """Stop everything that runs beside the passes."""
         for tasks in self._tasks.values():
@@ -117,13 +126,12 @@ class Stages:
         self._reporter.carry_out(self._plane.controller.review(now=self._now()))
 
     async def health(self) -> None:
-        """Ask every engine for its health, let time pass in the core, and start the probes that are due."""
+        """Let time pass in the core, start the probes that are due, and ask every engine for its health."""
+        if self._plane.serving:
+            decisions = self._plane.fleet.tick(now=self._now())
+            self._plane.count(decisions)
+            self._reporter.carry_out([*decisions, *self._plane.fleet.probing.due(now=self._now())])
         await self._each_engine(Stage.HEALTH, self._check_health)
-        if not self._plane.serving:
-            return
-        decisions = self._plane.fleet.tick(now=self._now())
-        self._plane.count(decisions)
-        self._reporter.carry_out([*decisions, *self._plane.fleet.probing.due(now=self._now())])
 
     async def drains(self) -> None:
         """Say which drains have settled."""
@@ -137,7 +145,7 @@ class Stages:
         """Start the validation of ejected engines that are due; it goes on beside the passes."""
         tasks = self._tasks[Stage.READMISSION]
         for engine in self._plane.fleet.readmission.take_due(now=self._now()):
-            tasks.start(engine, lambda engine=engine: self._readmission.attempt(engine))  # type: ignore[misc]
+            tasks.start(engine, partial(self._readmission.attempt, engine))
         await tasks.settle(timeout_s=0)
 
     async def liveness(self) -> None:
@@ -149,15 +157,13 @@ class Stages:
         await self._each_engine(Stage.TELEMETRY, self._read_telemetry)
 
     async def handoff(self) -> None:
-        """Persist the control plane."""
-        await self._handoff.write()
+        """Persist the control plane, as long as it is this router's to persist."""
+        if self._handoff.may_write:
+            await self._handoff.write()
 
-    async def _each_engine(self, stage: Stage, work: Callable[[Engine], Awaitable[None]]) -> None:
-        async def run(engine: Engine) -> None:
-            await work(engine)
-
+    async def _each_engine(self, stage: Stage, work: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
         for engine in self._plane.fleet.engines.values():
-            self._tasks[stage].start(engine.id, lambda engine=engine: run(engine))  # type: ignore[misc]
+            self._tasks[stage].start(engine.id, partial(work, engine))
         await self._tasks[stage].settle(timeout_s=self._plane.config.controller.pass_every_s / 4)
 
     async def _check_health(self, engine: Engine) -> None:
@@ -170,9 +176,11 @@ class Stages:
             self._reporter.report(HealthAnswered(engine.id))
 
     async def _sweep(self, engine: Engine) -> None:
-        timeout_s = self._plane.config.recovery.liveness_timeout_s
+        """One look of a sweep; it ends before the next sweep, which would otherwise skip a hung engine."""
+        recovery = self._plane.config.recovery
+        timeout_s = min(recovery.liveness_timeout_s, SWEEP_SHARE * recovery.liveness_every_s)
         answer = await self._control.health(address(engine), timeout_s=timeout_s)
-        if answer.conclusive:
+        if answer.conclusive and self._plane.serving:
             event = HealthAnswered(engine.id) if answer.healthy else LivenessSilent(engine.id, answer.detail)
             self._reporter.report(event)
 
@@ -180,10 +188,9 @@ class Stages:
         timeout_s = self._plane.config.engine.health_timeout_s
         view = self.views[engine.id]
         view.telemetry = telemetry = await self._control.telemetry(address(engine), timeout_s=timeout_s)
+        if telemetry is not None and telemetry.generation is not None and self._plane.serving:
+            self._reporter.report(GenerationSeen(engine.id, telemetry.generation))
         view.cards = await self._control.models(address(engine), timeout_s=timeout_s) or view.cards
-        if telemetry is None or telemetry.generation is None or not self._plane.serving:
-            return
-        self._reporter.report(GenerationSeen(engine.id, telemetry.generation))
 
     @staticmethod
     def _now() -> float:

@@ -65,9 +65,9 @@ class Shared:
         assert isinstance(answer, Granted), answer
         return answer.record
 
-    def mirror(self) -> MemoryHandoffStore:
+    def mirror(self, link: MemoryLink | None = None) -> MemoryHandoffStore:
         """The mirrored handoff."""
-        return MemoryHandoffStore(self.link())
+        return MemoryHandoffStore(link or self.link())
 
 
 class Host:
