@@ -152,6 +152,8 @@ class Relay:
                 return self._refused(refusal)
             if (fenced := self._fenced(order)) is not None:
                 return fenced
+            if (gone := self._place_decode(record, attempt)) is not None:
+                return gone
             return await self._decode(request, record, attempt)
         except EngineFault as fault:
             error, outcome = told(fault, sent=attempt.prefilled)
@@ -159,6 +161,23 @@ class Relay:
         finally:
             if attempt.ticket is not None:
                 self._deps.metrics.ticket_ended(attempt.ticket.fate, attempt.ticket.age_s)
+
+    def _place_decode(self, record: RequestRecord, attempt: Attempt) -> Ended | None:
+        """Choose the decode engine anew after a prefill leg; return the end of a request that has none any more.
+
+        Meanwhile the first choice may have been drained, held or ejected, and everything that came during the prefill
+        was promised to the same least loaded engine. A ticket is good for any decode engine.
+        """
+        if attempt.prefill is None:
+            return None
+        engine = choose_one(self._plane.fleet, Role.DECODE, now=asyncio.get_running_loop().time())
+        if engine is None:
+            if attempt.ticket is not None:
+                attempt.ticket.discard()
+            reason = exhausted((Role.DECODE,)).reason
+            return Ended(unavailable(reason, Outcome.NO_CAPACITY, executed=True), Outcome.NO_CAPACITY)
+        attempt.decode, record.decode = engine, engine.id
+        return None
 
     async def _decode(
         self, request: web.BaseRequest, record: RequestRecord, attempt: Attempt
