@@ -225,7 +225,8 @@ async def _signal_and_watch(stores: RedisStores, holder: Holder, args: argparse.
         record = holder.record
         print(
             f"{record.router} is active: process {holder.pid}, token {record.token},"
-            f" {holder.lease_left_ms} ms of its lease left"
+            f" {holder.lease_left_ms} ms of its lease left",
+            flush=True,
         )
     peer = HttpRouterPeer()
     sent_at = asyncio.get_running_loop().time()

@@ -21,6 +21,8 @@ from narwhal.ports import LeaseStore, RouterPeer
 
 LOOK_EVERY_S = 0.02
 READY_TIMEOUT_S = 0.5
+READY_PATIENCE_S = 3.0
+"""A new term opens admission within milliseconds; a /ready that is silent for longer cannot be reached from here."""
 
 
 class NobodyHolds(NarwhalError):
@@ -118,6 +120,7 @@ async def await_successor(
         await asyncio.sleep(LOOK_EVERY_S)
     lease_ms = (loop.time() - since) * 1000
     ready_ms = None
+    deadline = min(deadline, loop.time() + READY_PATIENCE_S)
     while ready_ms is None and loop.time() < deadline:
         look = await peer.look(record.url, timeout_s=READY_TIMEOUT_S)
         if look.sign is PeerSign.READY:
