@@ -107,6 +107,15 @@ async def test_restarts_leave_no_keys_behind_and_the_stream_stays_short(stores: 
     assert await admin.xlen(KEYS.events) < EVENTS_MAX + 200
 
 
+async def test_a_router_that_went_silent_is_no_member_and_leaves_the_index(stores: RedisStores, admin: Redis) -> None:
+    await admin.zadd(KEYS.members, {"router-gone": 1_000})
+    assert list(await stores.lease.members()) == []
+    await stores.lease.announce(member("router-a"))
+    assert await admin.zrange(KEYS.members, 0, -1) == ["router-a"]
+    await admin.delete(KEYS.member("router-a"))
+    assert list(await stores.lease.members()) == []
+
+
 async def test_a_lost_script_cache_costs_nothing_but_a_resend(stores: RedisStores, admin: Redis) -> None:
     mine = await granted(stores.lease, candidate())
     for _ in range(3):
@@ -232,11 +241,11 @@ async def _members(stores: RedisStores, mine: Any) -> None:
 
 
 async def test_a_lost_answer_to_acquire_is_repaired_as_ours(own_redis: RedisServer, admin: Redis) -> None:
-    async with faulty_path(own_redis.port) as path, opened(path.url, op_timeout_s=0.5) as stores:
+    async with faulty_path(own_redis.port) as path, opened(path.url, op_timeout_s=1.0) as stores:
         refused = await stores.lease.acquire(candidate(), floor=NONE, epoch="another")
         assert isinstance(refused, DataLost), "the script is known, so the next answer is the grant"
         path.lose_next_answer()
-        with pytest.raises(StoreUnavailable, match=r"ACQUIRE.*no answer within 0\.5 s"):
+        with pytest.raises(StoreUnavailable, match=r"ACQUIRE.*no answer within 1 s"):
             await stores.lease.acquire(candidate(), floor=NONE, epoch=None)
         assert path.lost.is_set()
         token = int(await admin.get(KEYS.token) or 0)
@@ -249,7 +258,7 @@ async def test_a_lost_answer_to_acquire_is_repaired_as_ours(own_redis: RedisServ
 async def test_a_lost_answer_to_a_handoff_is_repaired_without_another_write(
     own_redis: RedisServer, admin: Redis
 ) -> None:
-    async with faulty_path(own_redis.port) as path, opened(path.url, op_timeout_s=0.5) as stores:
+    async with faulty_path(own_redis.port) as path, opened(path.url, op_timeout_s=1.0) as stores:
         mine = await granted(stores.lease, candidate())
         await stores.handoff.put(handoff(mine.token, 3))
         path.lose_next_answer()
@@ -264,7 +273,7 @@ async def test_a_lost_answer_to_a_handoff_is_repaired_without_another_write(
 
 
 async def test_a_lost_answer_is_never_asked_for_again_behind_our_back(own_redis: RedisServer) -> None:
-    async with faulty_path(own_redis.port) as path, opened(path.url, op_timeout_s=0.5) as stores:
+    async with faulty_path(own_redis.port) as path, opened(path.url, op_timeout_s=1.0) as stores:
         await stores.lease.observe()
         path.lose_next_answer()
         with pytest.raises(StoreUnavailable):
