@@ -56,7 +56,7 @@ class Slot:
         if isinstance(document, EngineRefusal):
             return document
         wire.read_choices(document, engine.id)
-        ticket = wire.read_ticket(document)
+        ticket = wire.read_ticket(document, engine.id)
         if isinstance(ticket, NothingPinned):
             return ticket
         params, engine_id = ticket

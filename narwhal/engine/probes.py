@@ -127,7 +127,7 @@ class ControlClient:
         answer = await self._post(engine, wire.prefill_body(body), headers, timeout_s)
         document = _result(answer, engine)
         wire.read_choices(document, engine.id)
-        ticket = wire.read_ticket(document)
+        ticket = wire.read_ticket(document, engine.id)
         if isinstance(ticket, NothingPinned):
             return None
         params, engine_id = ticket

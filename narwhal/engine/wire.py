@@ -76,14 +76,20 @@ def decode_body(raw: bytes, ticket: bytes | None) -> bytes:
     return b'%b,"kv_transfer_params":%b}' % (text[:-1], ticket)
 
 
-def read_ticket(document: Mapping[str, Any]) -> tuple[bytes, str] | NothingPinned:
+def read_ticket(document: Mapping[str, Any], engine: str = "prefill") -> tuple[bytes, str] | NothingPinned:
     """Return the ticket's JSON and the id of the engine process that holds the KV.
 
-    Raises KvTicketUnreadable naming what is missing or malformed.
+    Raises KvTicketUnreadable naming `engine`, which answered, and what is missing or malformed.
     """
-    params = document.get("kv_transfer_params")
+    try:
+        return _read_params(document.get("kv_transfer_params"))
+    except KvTicketUnreadable as error:
+        raise KvTicketUnreadable(f"engine {engine} answered without a usable ticket: {error}") from error
+
+
+def _read_params(params: object) -> tuple[bytes, str] | NothingPinned:
     if not isinstance(params, dict):
-        raise KvTicketUnreadable("the prefill answer carries no kv_transfer_params")
+        raise KvTicketUnreadable("there is no kv_transfer_params")
     for name in TICKET_TEXTS:
         if not isinstance(params.get(name), str) or not params[name]:
             raise KvTicketUnreadable(f"kv_transfer_params.{name} is missing or empty")
