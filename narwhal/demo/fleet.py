@@ -89,7 +89,10 @@ class Fleet:
         return self.options.lease_ttl_s + RESTART_PAUSE_S
 
     async def start(self) -> None:
-        """Start every process and return; `wait_until_whole` waits for the pair. Raises NarwhalError."""
+        """Start every process and return; `wait_until_whole` waits for the pair.
+
+        Raises NarwhalError: no port, no Redis, no answer from an engine of yours.
+        """
         own = self.options.redis_url is None
         cluster = OWN_CLUSTER if own else f"{OWN_CLUSTER}-{secrets.token_hex(4)}"
         self._folder = self._make_folder()
@@ -100,6 +103,8 @@ class Fleet:
         if own:
             self.redis = RedisServer.start(port=self._plan.ports.redis)
         self._write_configs()
+        if not own:
+            await self.stores.lease.observe()
         for engine in self._plan.engines:
             if engine.admin_url is not None:
                 self._run(engine.id, _stub_command(engine, itl_ms=self.options.itl_ms), pause_s=RESTART_PAUSE_S)
@@ -205,7 +210,7 @@ class Fleet:
 
     async def _leave_redis(self) -> None:
         if self._stores is not None:
-            if self.redis is None and self._plan is not None:
+            if self.redis is None and self._plan is not None and self.children:
                 await self._forget(self._stores, self._plan)
             await self._stores.aclose()
             self._stores = None

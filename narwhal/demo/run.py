@@ -82,7 +82,8 @@ async def _running(options: DemoOptions, console: Console) -> AsyncIterator[tupl
     """Give the started fleet and a future that is done when we are told to stop; end everything afterwards."""
     fleet = Fleet(options, say=_teller(console))
     stopped = _listen_to_signals(fleet)
-    console.print("starting Redis, engines and two routers ...", highlight=False)
+    own = [*([] if options.redis_url else ["Redis"]), *([] if options.engines else ["stub engines"])]
+    console.print(f"starting {', '.join([*own, 'two routers'])} ...", highlight=False)
     try:
         await fleet.start()
         yield fleet, stopped

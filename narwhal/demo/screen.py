@@ -26,7 +26,7 @@ def show(console: Console, fleet: Fleet, active: PlannedRouter) -> None:
     console.print()
     table = _what_runs_where(fleet, active)
     needed = Console(width=WIDEST).measure(table).maximum
-    console.print(table, width=max(console.width, needed), crop=False, no_wrap=True, soft_wrap=True)
+    Console(file=console.file, width=max(console.width, needed)).print(table)
     for title, lines in _sections(fleet, active):
         console.print(f"\n[bold]{title}[/bold]")
         for line in lines:
