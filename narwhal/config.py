@@ -107,7 +107,9 @@ class EngineEntry(Section):
 
     id: Identifier = Field(description="stable name of the engine", examples=["prefill-1", "decode-1"])
     url: str = Field(description="base address", examples=["http://10.0.0.5:8000", "http://10.0.0.6:8000"])
-    role: Literal["prefill", "decode"] = Field(description="what placement may ask of it", examples=["prefill", "decode"])
+    role: Literal["prefill", "decode"] = Field(
+        description="what placement may ask of it", examples=["prefill", "decode"]
+    )
 
     _url = field_validator("url")(http_url)
 

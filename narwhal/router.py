@@ -30,6 +30,7 @@ from narwhal.ha.follower import Follower
 from narwhal.ha.identity import own_identity
 from narwhal.ha.keeper import LeaseKeeper
 from narwhal.ha.life import RouterLife
+from narwhal.ha.meters import HaMeters, MeteredHandoffStore, MeteredLeaseStore, MeteredPeer
 from narwhal.ha.peer import HttpRouterPeer
 from narwhal.ha.standby import Standby, StandbyOptions
 from narwhal.monitor.handoff_writer import HandoffWriter
@@ -94,6 +95,8 @@ class Router:
         self._stop = asyncio.Event()
         self._plane = ControlPlane(config)
         self._engines = EngineClient(config)
+        self._metrics = Metrics(self._plane, clock=lease_clock)
+        self._meters = HaMeters(self._plane, self._metrics.registry, clock=lease_clock)
         self._file = FileHandoffStore(folder / "handoff.json")
         self._tokens = HaRecord(folder / "ha.json")
         self._stores = None if options.solo else self._open_stores()
@@ -120,8 +123,8 @@ class Router:
         readmission = ReadmissionRunner(plane, self._engines.control, self._reporter.report)
         self._writer = HandoffWriter(
             plane,
-            file=self._file,
-            mirror=self._stores.handoff if self._stores else None,
+            file=MeteredHandoffStore(self._file, self._meters, target="file"),
+            mirror=MeteredHandoffStore(self._stores.handoff, self._meters, target="mirror") if self._stores else None,
             clock=lease_clock,
             wall=wall_clock,
         )
@@ -133,13 +136,14 @@ class Router:
         self._peer = HttpRouterPeer()
         if self._stores is None:
             return
-        self._keeper = LeaseKeeper(self._plane, self._stores.lease, ha=self._config.ha, clock=lease_clock)
+        lease = MeteredLeaseStore(self._stores.lease, self._meters)
+        self._keeper = LeaseKeeper(self._plane, lease, ha=self._config.ha, clock=lease_clock)
         standby = Standby(
             self._plane,
-            store=self._stores.lease,
+            store=lease,
             keeper=self._keeper,
             follower=self._follower,
-            peer=self._peer,
+            peer=MeteredPeer(self._peer, self._meters),
             could_serve=self._stages.could_serve,
         )
         self._life = RouterLife(
@@ -246,10 +250,10 @@ class Router:
 
     async def _start_listening(self) -> None:
         router = self._config.router
-        metrics = Metrics(self._plane, clock=lease_clock)
-        self._reporter.watch(metrics.decision_made)
-        traffic = build_app(self._serving_deps(metrics))
-        admin = build_admin_app(self._admin_deps(metrics))
+        self._metrics.watch_pool(self._engines.data)
+        self._reporter.watch(self._metrics.decision_made)
+        traffic = build_app(self._serving_deps())
+        admin = build_admin_app(self._admin_deps())
         self._traffic = HttpServer(traffic, host=router.host, port=router.port)
         self._admin = HttpServer(admin, host=router.admin_host, port=router.admin_port)
         port, admin_port = await self._traffic.start(), await self._admin.start()
@@ -257,13 +261,13 @@ class Router:
         self._admin_url = router.advertise_admin_url or f"http://{router.admin_host}:{admin_port}"
         log.info("router_listening", url=self._url, admin_url=self._admin_url, version=__version__)
 
-    def _serving_deps(self, metrics: Metrics) -> ServingDeps:
+    def _serving_deps(self) -> ServingDeps:
         return ServingDeps(
             plane=self._plane,
             engines=self._engines.data,
             report=self._reporter.report,
             clock=lease_clock,
-            metrics=metrics,
+            metrics=self._metrics,
             model_cards=self._stages.model_cards,
             on_stale_token=self._overtaken,
         )
@@ -273,14 +277,14 @@ class Router:
         if self._stores is not None and self._plane.tenure.record is not None:
             self._keeper.fence("an engine has seen a higher fencing token")
 
-    def _admin_deps(self, metrics: Metrics) -> AdminDeps:
+    def _admin_deps(self) -> AdminDeps:
         return AdminDeps(
             plane=self._plane,
             report=self._reporter.report,
             persist=self._writer.write,
             health=lambda: {engine: view.healthy for engine, view in self._stages.views.items()},
             clock=lease_clock,
-            metrics=metrics.handle,
+            metrics=self._metrics.handle,
             token=self._options.admin_token,
         )
 

@@ -20,7 +20,7 @@ NO_TOKEN = FencingToken(0)
 class Tenure:
     """The belief, and the arithmetic behind it."""
 
-    __slots__ = ("_clock_error", "_margin_s", "fenced_reason", "record", "token", "valid_until")
+    __slots__ = ("_clock_error", "_margin_s", "fenced_reason", "fencings", "record", "token", "valid_until")
 
     def __init__(self, *, margin_s: float, clock_error: float) -> None:
         self._margin_s = margin_s
@@ -29,6 +29,7 @@ class Tenure:
         self.token = NO_TOKEN
         self.valid_until = -inf
         self.fenced_reason: str | None = None
+        self.fencings = 0
 
     def granted(self, record: LeaseRecord, *, sent_at: float) -> None:
         """Begin the term of `record`; the request for it left at `sent_at`. Its token exceeds every earlier one."""
@@ -48,6 +49,7 @@ class Tenure:
 
     def fence(self, reason: str) -> None:
         """End the term at once. The token stays readable, for the last handoff and for the log."""
+        self.fencings += self.record is not None
         self.record = None
         self.valid_until = -inf
         self.fenced_reason = reason
