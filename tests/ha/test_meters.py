@@ -14,7 +14,7 @@ from narwhal.errors import HandoffRefused, StoreUnavailable
 from narwhal.ha.meters import HaMeters, MeteredHandoffStore, MeteredLeaseStore, MeteredPeer
 from narwhal.ports import PeerLook
 from narwhal.testing.memory_store import MemoryHandoffStore, MemoryLeaseStore
-from tests.ha.parts import A, NONE, Shared, make_candidate, now, plane_of
+from tests.ha.parts import NONE, A, Shared, make_candidate, now, plane_of
 
 
 class Panel:
