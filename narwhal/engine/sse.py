@@ -33,6 +33,7 @@ class FrameScanner:
     __slots__ = (
         "_choices",
         "_finished",
+        "_flowing",
         "_held",
         "_parts",
         "_size",
@@ -48,6 +49,7 @@ class FrameScanner:
     def __init__(self, choices: int) -> None:
         self._choices = choices
         self._finished: set[str] = set()
+        self._flowing = False
         self._held: list[bytes] = []
         self._parts: list[bytes] = []
         self._size = 0
@@ -61,7 +63,7 @@ class FrameScanner:
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes in and return those that may go to the client now; `frames` grows when the stream gets on."""
-        if self.started and not self._parts and data.endswith(b"\n\n"):
+        if self._flowing and not self._parts and data.endswith(b"\n\n"):
             count = data.count(b"\n\n")
             if (
                 data.count(self._unfinished) == count == data.count(b'"finish_reason"')
@@ -107,18 +109,14 @@ class FrameScanner:
             if self.failure is not None or self.complete:
                 break
             passed = self._read(frame)
+            if passed and (self.started or frame_data(passed)):
+                self._held.append(passed)
+            self.started = self.started or sum(map(len, self._held)) > HELD_BYTES_MAX
             if self.started:
                 leaving += self._held
                 self._held.clear()
-                leaving.append(passed)
-            elif passed and frame_data(passed):
-                self._hold(passed)
+        self._flowing = self.started and not self.complete and self.failure is None
         return leaving
-
-    def _hold(self, frame: bytes) -> None:
-        self._held.append(frame)
-        if sum(map(len, self._held)) > HELD_BYTES_MAX:
-            self.started = True
 
     def _read(self, frame: bytes) -> bytes:
         """Take one whole frame in and return it as the client may see it; empty when it must not."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
+import uvloop
 
 from tests.serving.world import World
 
@@ -22,3 +24,10 @@ async def world(empty_world: World) -> World:
     """Return a running world with default settings."""
     await empty_world.start()
     return empty_world
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run on uvloop, as the product does."""
+    return {"uvloop": uvloop.new_event_loop}
