@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Final
 
 from narwhal.core.faults import EngineFault
-from narwhal.engine.classify import LegKind, Mishap
+from narwhal.engine.classify import OPENS_ITS_OWN, LegKind, Mishap
 from narwhal.engine.connection import Connection, ConnectionPool, WholeExchange
 from narwhal.engine.http1 import Origin, encode_request
 from narwhal.engine.wire import RawAnswer
@@ -33,9 +33,10 @@ class Caller:
         return encode_request(method, origin_of(url), path, {**headers, **self._auth} if self._auth else headers, body)
 
     async def connection(self, engine: EngineAddress, kind: LegKind, due: float) -> Connection:
-        """Return an idle connection to `engine`, or a new one."""
+        """Return an idle connection to `engine` if that will do for `kind`, or a new one."""
         origin = origin_of(engine.url)
-        return self.pool.take(origin) or await self.pool.connect(origin, kind=kind, engine=engine.id, due=due)
+        kept = None if kind in OPENS_ITS_OWN else self.pool.take(origin)
+        return kept or await self.pool.connect(origin, kind=kind, engine=engine.id, due=due)
 
     async def whole(
         self, engine: EngineAddress, request: bytes, *, kind: LegKind, due: float, late: Mishap, resend: bool = False

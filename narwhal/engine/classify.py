@@ -15,12 +15,17 @@ from narwhal.ports import ConnectRefused, ConnectTimedOut, StreamSilent
 
 
 class LegKind(StrEnum):
-    """How the answer of a leg is taken in."""
+    """How the answer of a leg is taken in. OTHER is health, metrics and token counting."""
 
     PREFILL = "prefill"
     WHOLE = "decode"
     STREAM = "streaming decode"
+    PROBE = "probe"
     OTHER = "side"
+
+
+OPENS_ITS_OWN: Final = frozenset({LegKind.PROBE})
+"""Never sent over a kept connection, which would not show that the engine still accepts new ones."""
 
 
 class Mishap(StrEnum):
@@ -45,18 +50,21 @@ FAULTS: Final[dict[Mishap, dict[LegKind, type[EngineFault]]]] = {
         LegKind.PREFILL: EngineUnreachable,
         LegKind.WHOLE: StreamBroken,
         LegKind.STREAM: StreamBroken,
+        LegKind.PROBE: EngineUnreachable,
         LegKind.OTHER: EngineUnreachable,
     },
     Mishap.GARBLED: {
         LegKind.PREFILL: EngineUnreachable,
         LegKind.WHOLE: StreamBroken,
         LegKind.STREAM: StreamBroken,
+        LegKind.PROBE: EngineUnreachable,
         LegKind.OTHER: EngineUnreachable,
     },
     Mishap.UNANSWERED: {
         LegKind.PREFILL: EngineTimeout,
         LegKind.WHOLE: EngineTimeout,
         LegKind.STREAM: StreamSilent,
+        LegKind.PROBE: EngineTimeout,
         LegKind.OTHER: EngineTimeout,
     },
     Mishap.NEVER_STARTED: dict.fromkeys(LegKind, StreamSilent),

@@ -134,15 +134,16 @@ class ControlClient:
         return KvTicket(params, engine_id=engine_id, issued_at=self._loop.time(), max_age_s=self._kv_lease_s)
 
     async def _get(self, engine: EngineAddress, path: str, timeout_s: float) -> RawAnswer:
-        return await self._call(engine, self._caller.encode("GET", engine.url, path, {}, b""), timeout_s)
+        request = self._caller.encode("GET", engine.url, path, {}, b"")
+        return await self._call(engine, request, LegKind.OTHER, timeout_s)
 
     async def _post(
         self, engine: EngineAddress, body: bytes, headers: Mapping[str, str], timeout_s: float
     ) -> RawAnswer:
         request = self._caller.encode("POST", engine.url, PROBE_PATH, headers, body)
-        return await self._call(engine, request, timeout_s)
+        return await self._call(engine, request, LegKind.PROBE, timeout_s)
 
-    async def _call(self, engine: EngineAddress, request: bytes, timeout_s: float) -> RawAnswer:
+    async def _call(self, engine: EngineAddress, request: bytes, kind: LegKind, timeout_s: float) -> RawAnswer:
         """Send `request` on a slot of the control pool. Raises EngineFault, or _Inconclusive when it is our doing."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -153,9 +154,7 @@ class ControlClient:
             ) from None
         due = self._loop.time() + timeout_s
         try:
-            return await self._caller.whole(
-                engine, request, kind=LegKind.OTHER, due=due, late=Mishap.UNANSWERED, resend=True
-            )
+            return await self._caller.whole(engine, request, kind=kind, due=due, late=Mishap.UNANSWERED, resend=True)
         except EngineFault as error:
             lateness_s = self._loop.time() - due
             if lateness_s > LOOP_LATE_S:
