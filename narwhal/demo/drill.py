@@ -41,6 +41,7 @@ FAULT: Final = {"kind": "status", "leg": "health", "status": 500}
 WARM_OK_MIN: Final = 20
 AFTER_OK_MIN: Final = 40
 STEP_TIMEOUT_S: Final = 30.0
+LOAD_S: Final = 2.0
 WORKERS: Final = 2
 LATE_MS: Final = 500.0
 
@@ -130,18 +131,12 @@ class KillActiveDrill:
         probing = asyncio.create_task(self._prober.run(), name="prober")
         loading = asyncio.create_task(self._load.run(workers=WORKERS), name="load")
         try:
-            await self._until(
-                lambda: self._load.count(Outcome.OK) >= WARM_OK_MIN, "load runs", watch=(probing, loading)
-            )
+            await self._loaded(WARM_OK_MIN, router=None, watch=(probing, loading))
             record = await self._holder()
             legs_before = await self._legs()
             death = await self._kill(record)
             successor = await self._successor(record)
-            await self._until(
-                lambda: self._load.count(Outcome.OK, router=successor.id) >= AFTER_OK_MIN,
-                f"{successor.id} serves",
-                watch=(probing, loading),
-            )
+            await self._loaded(AFTER_OK_MIN, router=successor.id, watch=(probing, loading))
             after = await self._marked(successor)
             elapsed_s = lease_clock() - marked_at
             legs_after = await self._legs()
@@ -179,7 +174,7 @@ class KillActiveDrill:
         await self._break_health(self._engines[EJECTED])
         self._say(f"{DRAINED} is drained; {EJECTED} fails its health checks until it is ejected")
         for router in (active, standby):
-            await self._until_async(
+            await self._until(
                 lambda router=router: self._has_marks(router),  # type: ignore[misc]
                 f"{router.id} shows {DRAINED} drained and {EJECTED} ejected",
             )
@@ -235,7 +230,7 @@ class KillActiveDrill:
             self._successor_id = seen.router
             return True
 
-        await self._until_async(risen, "another term begins")
+        await self._until(risen, "another term begins")
         successor = self._routers[self._successor_id]
         self._say(f"{successor.id} holds the lease with token {self._findings.token_after}")
         return successor
@@ -293,19 +288,21 @@ class KillActiveDrill:
             "gone_ms": _rounded((death.gone_at - death.killed_at) * 1000),
         }
 
-    async def _until(
-        self, condition: Callable[[], bool], what: str, *, watch: tuple[asyncio.Task[None], ...] = ()
-    ) -> None:
-        async def asked() -> bool:
+    async def _loaded(self, count: int, *, router: str | None, watch: tuple[asyncio.Task[None], ...]) -> None:
+        """Return after two seconds of load in which `router` answered `count` requests; any router if it is None."""
+        loop = asyncio.get_running_loop()
+        enough_at = loop.time() + LOAD_S
+
+        async def reached() -> bool:
             for task in watch:
                 if task.done():
                     task.result()
-                    raise DemoFailed(f"{task.get_name()} ended before {what}")
-            return condition()
+                    raise DemoFailed(f"{task.get_name()} ended by itself")
+            return loop.time() >= enough_at and self._load.count(Outcome.OK, router=router) >= count
 
-        await self._until_async(asked, what)
+        await self._until(reached, f"{count} requests are answered{f' by {router}' if router else ''}")
 
-    async def _until_async(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:
+    async def _until(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:
         """Return when `condition` holds. Raises DemoFailed when it does not in time."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + STEP_TIMEOUT_S

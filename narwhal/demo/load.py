@@ -26,6 +26,7 @@ NOBODY_TIMEOUT_S: Final = 15.0
 NOBODY_PAUSE_S: Final = 0.005
 RETRY_PAUSE_S: Final = 0.01
 TOKENS: Final = 16
+KINDS: Final = ("chat_stream", "chat", "completion_stream", "completion")
 PAUSE_S: Final = 0.02
 
 
@@ -98,9 +99,8 @@ class Load:
     async def run(self, *, workers: int) -> None:
         """Run `workers` clients of each kind until `stop`."""
         async with self._opened(), asyncio.TaskGroup() as group:
-            for index in range(workers):
-                for kind in ("chat_stream", "chat", "completion_stream", "completion"):
-                    group.create_task(self._work(kind), name=f"client-{kind}-{index}")
+            for index, kind in enumerate(KINDS * workers):
+                group.create_task(self._work(kind, patience_s=NOBODY_PAUSE_S * (index + 1)), name=f"client-{index}")
 
     @contextlib.asynccontextmanager
     async def _opened(self) -> AsyncIterator[None]:
@@ -117,21 +117,24 @@ class Load:
             for client in self._clients.values():
                 await client.close()
 
-    async def _work(self, kind: str) -> None:
+    async def _work(self, kind: str, *, patience_s: float) -> None:
         while not self._stopping:
             request = DrillRequest(kind)
-            await self._serve(request)
+            await self._serve(request, patience_s=patience_s)
             self.requests.append(request)
             await asyncio.sleep(PAUSE_S)
 
-    async def _serve(self, request: DrillRequest) -> None:
-        """Try until the request is answered or has failed for good."""
+    async def _serve(self, request: DrillRequest, *, patience_s: float) -> None:
+        """Try until the request is answered or has failed for good.
+
+        Clients ask for a router that serves at different rates (`patience_s`), so that they do not all come at once.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + NOBODY_TIMEOUT_S
         while loop.time() < deadline:
             router = self._prober.serving
             if router is None:
-                await asyncio.sleep(NOBODY_PAUSE_S)
+                await asyncio.sleep(patience_s)
                 continue
             attempt = Attempt(router, lease_clock())
             request.attempts.append(attempt)
