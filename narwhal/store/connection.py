@@ -68,11 +68,18 @@ class RedisLink:
         self, command: Callable[[], Awaitable[Reply]], *, what: str, cap_s: float | None = None
     ) -> Reply:
         cap_s = self.op_timeout_s if cap_s is None else cap_s
+        task = asyncio.current_task()
+        assert task is not None, "a command runs in a task"
+        cancelled_before = task.cancelling()
         try:
             async with asyncio.timeout(cap_s):
                 return await command()
         except (RedisError, OSError) as error:
             raise translate(error, what=what, address=self.address, cap_s=cap_s) from error
+        finally:
+            # redis-py writes under asyncio.wait_for, which before Python 3.12 may swallow a cancellation.
+            if task.cancelling() > cancelled_before:
+                raise asyncio.CancelledError
 
     async def _evaluate(self, script: Script, args: Sequence[Argument]) -> Reply:
         try:
