@@ -15,6 +15,7 @@ import pytest
 from narwhal.core.handoff import HandoffDocument
 from narwhal.core.vocabulary import FencingToken
 from narwhal.errors import HandoffRefused, HandoffRejected, StoreUnavailable
+from narwhal.store.atomic_file import replace_file
 from narwhal.store.file_store import FileHandoffStore
 from narwhal.store.ha_record import HaRecord
 from tests.contract.samples import handoff
@@ -170,6 +171,18 @@ async def test_opening_removes_what_dead_writers_left_and_nothing_else(store: Fi
         (path.parent / name).write_text("half a docu")
     await store.put(handoff(1, 1))
     assert beside(path) == kept
+
+
+async def test_comparing_and_replacing_are_one_step_among_writers(store: FileHandoffStore, path: Path) -> None:
+    await store.put(handoff(1, 1))
+    with open(path.with_name(".handoff.json.lock"), "ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        older = asyncio.create_task(store.put(handoff(1, 2)))
+        await asyncio.sleep(0.15)
+        replace_file(path, handoff(1, 3).encode().encode())
+    with pytest.raises(HandoffRefused, match="VERSION"):
+        await older
+    assert await store.get() == handoff(1, 3)
 
 
 async def test_a_writer_that_hangs_does_not_stop_the_others(store: FileHandoffStore, path: Path) -> None:
