@@ -48,18 +48,28 @@ class Caller:
         when the engine might have spent something on it that cannot be spent twice.
         """
         connection = await self.connection(engine, kind, due)
-        while True:
-            kept = connection.reused
-            exchange = WholeExchange(self._loop.create_future(), kind, engine.id)
-            timer = self._loop.call_at(due, exchange.on_mishap, late)
-            connection.start(request, exchange)
-            try:
-                return await exchange.answer
-            except EngineFault:
-                if not (resend and kept and exchange.mishap is Mishap.LOST):
-                    raise
-            finally:
-                timer.cancel()
-                exchange.abandon()
-            resend = False
-            connection = await self.pool.connect(origin_of(engine.url), kind=kind, engine=engine.id, due=due)
+        kept = connection.reused
+        exchange = self.exchange(kind, engine)
+        try:
+            return await self.run(connection, request, exchange, due, late)
+        except EngineFault:
+            if not (resend and kept and exchange.mishap is Mishap.LOST):
+                raise
+        connection = await self.pool.connect(origin_of(engine.url), kind=kind, engine=engine.id, due=due)
+        return await self.run(connection, request, self.exchange(kind, engine), due, late)
+
+    def exchange(self, kind: LegKind, engine: EngineAddress) -> WholeExchange:
+        """Return an exchange that collects a whole answer."""
+        return WholeExchange(self._loop.create_future(), kind, engine.id)
+
+    async def run(
+        self, connection: Connection, request: bytes, exchange: WholeExchange, due: float, late: Mishap
+    ) -> RawAnswer:
+        """Send `request` on `connection` and return the answer; the connection is closed unless it can be kept."""
+        timer = self._loop.call_at(due, exchange.on_mishap, late)
+        connection.start(request, exchange)
+        try:
+            return await exchange.answer
+        finally:
+            timer.cancel()
+            exchange.abandon()

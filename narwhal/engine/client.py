@@ -19,7 +19,15 @@ from narwhal.engine.classify import LegKind, Mishap
 from narwhal.engine.connection import ConnectionPool
 from narwhal.engine.probes import ControlClient
 from narwhal.engine.stream import EngineStream, StreamDeadlines
-from narwhal.ports import EngineAddress, EngineRefusal, KvTicket, LegCall, NothingPinned, WholeAnswer
+from narwhal.ports import (
+    EngineAddress,
+    EngineRefusal,
+    KvTicket,
+    KvTicketUnusable,
+    LegCall,
+    NothingPinned,
+    WholeAnswer,
+)
 
 TICKET_SHARE = 2 / 3
 """How much of its lease a ticket may have used when it is spent; the rest is for the decode engine to fetch the KV."""
@@ -66,8 +74,14 @@ class Slot:
         self, engine: EngineAddress, call: LegCall, ticket: KvTicket | None
     ) -> WholeAnswer | EngineRefusal:
         """Run a non-streaming decode leg; it is never sent twice."""
-        request = self._decode_request(engine, call, ticket)
-        answer = await self._caller.whole(engine, request, kind=LegKind.WHOLE, due=call.deadline, late=Mishap.DEADLINE)
+        connection = await self._caller.connection(engine, LegKind.WHOLE, call.deadline)
+        try:
+            request = self._decode_request(engine, call, ticket)
+        except KvTicketUnusable:
+            connection.abort()
+            raise
+        exchange = self._caller.exchange(LegKind.WHOLE, engine)
+        answer = await self._caller.run(connection, request, exchange, call.deadline, Mishap.DEADLINE)
         document = wire.read_document(answer, engine.id)
         if isinstance(document, EngineRefusal):
             return document
