@@ -57,6 +57,10 @@ class EngineFailedStatus(EngineFault):
         super().__init__(message)
 
 
+class EnginePaused(EngineFailedStatus):
+    """The engine answered a 503 that says it is paused or asleep: well, but it takes no work until it is resumed."""
+
+
 class KvTicketUnreadable(EngineFault):
     """The prefill answered 200 without a ticket that a decode engine could safely be given."""
 

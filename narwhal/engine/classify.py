@@ -85,6 +85,7 @@ class Verdict(StrEnum):
 
     REFUSED = "refused"
     OVERLOADED = "overloaded"
+    PAUSED = "paused"
     FAILED = "failed"
 
 
@@ -98,12 +99,19 @@ BY_HUNDREDS: Final[dict[int, Verdict]] = {
     4: Verdict.REFUSED,
     5: Verdict.FAILED,
 }
-BUSY_WORDS: Final = (b"serviceunavailableerror", b"busy", b"overload", b"queue", b"too many", b"paused", b"sleep")
-"""In the body of a 503: admission control, a pause or sleep. Without them a 503 is an engine whose core is dead."""
+PAUSED_WORDS: Final = (b"paused", b"sleep")
+"""In the body of a 503: somebody told the engine to stop working. Health says 200 all the while."""
+
+BUSY_WORDS: Final = (b"serviceunavailableerror", b"busy", b"overload", b"queue", b"too many")
+"""In the body of a 503: admission control. Without any of these words a 503 is an engine whose core is dead."""
 
 
 def verdict(status: int, body: bytes, *, retry_after: bool) -> Verdict:
     """Return what an answer other than 200 says. `retry_after`: it names a time after which to come again."""
-    if status == 503 and (retry_after or any(word in body[:4096].lower() for word in BUSY_WORDS)):
-        return Verdict.OVERLOADED
+    if status == 503:
+        text = body[:4096].lower()
+        if any(word in text for word in PAUSED_WORDS):
+            return Verdict.PAUSED
+        if retry_after or any(word in text for word in BUSY_WORDS):
+            return Verdict.OVERLOADED
     return BY_STATUS.get(status) or BY_HUNDREDS.get(status // 100, Verdict.FAILED)

@@ -1,7 +1,8 @@
 """The control pool: health, what engines say of themselves, and inference probes. Never a client's request.
 
 A result is inconclusive when it says more about us than about the engine: our own pool was full, or our loop was so
-late that the deadline passed before we could look. An engine that is only too busy to be probed has not failed either.
+late that the deadline passed before we could look. An engine that is only too busy to be probed, or is paused, has not
+failed either.
 Source: source, "Connection pools"; decision 13.
 """
 
@@ -17,7 +18,7 @@ from typing import Any, Final
 import orjson
 
 from narwhal.core.events import PairFinding
-from narwhal.core.faults import EngineFault, EngineOverloaded
+from narwhal.core.faults import EngineFault, EngineOverloaded, EnginePaused
 from narwhal.core.vocabulary import Leg
 from narwhal.engine import wire
 from narwhal.engine.caller import Caller
@@ -115,8 +116,8 @@ class ControlClient:
             wire.read_choices(_result(answer, decode), decode.id)
         except _Inconclusive as reason:
             return PairFinding(prefill.id, decode.id, conclusive=False, detail=str(reason))
-        except EngineOverloaded as busy:
-            return PairFinding(prefill.id, decode.id, conclusive=False, detail=str(busy))
+        except (EngineOverloaded, EnginePaused) as unwilling:
+            return PairFinding(prefill.id, decode.id, conclusive=False, detail=str(unwilling))
         except EngineFault as error:
             return PairFinding(prefill.id, decode.id, failed_leg=leg, detail=str(error))
         return PairFinding(prefill.id, decode.id)

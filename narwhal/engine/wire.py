@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from narwhal.core.faults import EngineFailedStatus, EngineOverloaded, KvTicketUnreadable
+from narwhal.core.faults import EngineFailedStatus, EngineOverloaded, EnginePaused, KvTicketUnreadable
 from narwhal.engine.classify import Verdict, verdict
 from narwhal.engine.http1 import Head
 from narwhal.ports import EngineRefusal, NothingPinned, Usage, WholeAnswer
@@ -134,6 +134,9 @@ def _refusal(answer: RawAnswer, engine: str) -> EngineRefusal:
         case Verdict.OVERLOADED:
             text = f"engine {engine} is overloaded ({answer.status}): {error_message(answer.body)}"
             raise EngineOverloaded(text, status=answer.status, retry_after_s=retry_after_s)
+        case Verdict.PAUSED:
+            text = f"engine {engine} is paused ({answer.status}): {error_message(answer.body)}"
+            raise EnginePaused(text, status=answer.status)
         case Verdict.FAILED:
             text = f"engine {engine} answered {answer.status}: {error_message(answer.body)}"
             raise EngineFailedStatus(text, status=answer.status)

@@ -16,6 +16,7 @@ from narwhal.core.faults import (
     EngineFailedStatus,
     EngineFault,
     EngineOverloaded,
+    EnginePaused,
     EngineTimeout,
     EngineUnreachable,
     KvTicketUnreadable,
@@ -63,6 +64,7 @@ class Told:
 TOLD: Final[dict[type[EngineFault], Told]] = {
     PoolFull: Told(503, "saturated", Outcome.SATURATED),
     EngineOverloaded: Told(503, "engine_overloaded", Outcome.OVERLOADED),
+    EnginePaused: Told(503, "engine_paused", Outcome.OVERLOADED),
     KvTicketUnusable: Told(503, "kv_ticket_expired", Outcome.FAILED),
     DeadlinePassed: Told(504, "request_timeout", Outcome.TIMED_OUT),
     EngineTimeout: Told(504, "engine_timeout", Outcome.TIMED_OUT),

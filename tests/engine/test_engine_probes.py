@@ -136,10 +136,11 @@ async def test_a_finding_names_the_leg_that_failed(
     assert finding.detail
 
 
-async def test_an_engine_that_is_only_busy_has_not_failed_the_probe(
-    client: EngineClient, pair: dict[str, StubEngine]
+@pytest.mark.parametrize("fault", ["decode:status=429", "decode:status=503,body=paused"])
+async def test_an_engine_that_is_only_busy_or_paused_has_not_failed_the_probe(
+    client: EngineClient, pair: dict[str, StubEngine], fault: str
 ) -> None:
-    await pair["d"].set_faults([parse_fault("decode:status=429")])
+    await pair["d"].set_faults([parse_fault(fault)])
     finding = await client.control.infer(address(pair, "p"), address(pair, "d"), model=MODEL, timeout_s=2)
     assert (finding.failed_leg, finding.conclusive) == (None, False)
 

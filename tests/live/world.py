@@ -150,10 +150,10 @@ class World:
     def __getitem__(self, engine: str) -> Engine:
         return self.plane.fleet.engines[EngineId(engine)]
 
-    def decided(self, kind: type[DecisionT], engine: str) -> list[DecisionT]:
-        """The decisions of this kind that were made about `engine`, in order."""
+    def decided(self, kind: type[DecisionT], engine: str | None = None) -> list[DecisionT]:
+        """The decisions of this kind in order, only those about `engine` if one is named."""
         found = [decision for decision in self.router.decisions if isinstance(decision, kind)]
-        return [decision for decision in found if getattr(decision, "engine", None) == engine]
+        return [decision for decision in found if engine in (None, getattr(decision, "engine", None))]
 
     async def ask(self, *, stream: bool = True, chat: bool = False, **more: Any) -> Reply:
         """Send one completion request and return its whole answer."""
