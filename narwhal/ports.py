@@ -48,10 +48,13 @@ class LeaseStore(Protocol):
         """Return one consistent look at lease, token, epoch, claim, last release and handoff version."""
         ...
 
-    async def acquire(self, candidate: LeaseRecord, *, floor: FencingToken, epoch: str | None) -> AcquireAnswer:
+    async def acquire(
+        self, candidate: LeaseRecord, *, floor: FencingToken, epoch: str | None, after: FencingToken | None = None
+    ) -> AcquireAnswer:
         """Take the lease for `candidate.ttl_ms` if nobody holds it, minting a token above `floor` and all before.
 
-        `epoch` is the one observed; another one in the store answers DataLost. Idempotent for one incarnation.
+        `epoch` is the data set observed, and `after` the highest token granted in it: if the store is another one, or
+        has granted another term since, the answer is DataLost. None expects nothing. Idempotent for one incarnation.
         """
         ...
 

@@ -18,7 +18,7 @@ Source: source, "Warm standby and lease ownership"; decisions 7, 8 and 37; ha.md
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from narwhal.config import HaSection
@@ -28,6 +28,8 @@ from narwhal.core.vocabulary import FencingToken, PeerSign, RouterId
 
 CLAIM_BACKOFF_S = 5.0
 SUCCESSOR_WINDOW_S = 0.25
+GAPS_PER_TTL = 4
+"""A wait of one TTL for a missing lease needs at least so many looks, evenly spread."""
 ROUNDING_S = 0.002
 
 SIGNS_AGAINST = frozenset({PeerSign.DEGRADED, PeerSign.FENCED, PeerSign.REFUSED, PeerSign.TIMEOUT, PeerSign.UNREADABLE})
@@ -42,9 +44,13 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Ask for the lease now; `epoch` is the data set that was observed, `why` the proof that nobody else holds it."""
+    """Ask for the lease now; `why` is the proof that nobody else holds it.
+
+    It stands only in the data set `epoch`, and only while `after` is the highest token ever granted.
+    """
 
     epoch: str | None
+    after: FencingToken
     why: str
 
 
@@ -75,9 +81,13 @@ class _Sight:
 
 @dataclass(frozen=True, slots=True)
 class _Absence:
-    """The lease as it was first seen missing. Another token or epoch later means that something happened unseen."""
+    """The lease as it was first seen missing, at `since`, and looked at again without a long gap until `looked_at`.
+
+    Another token or epoch later means that something happened unseen.
+    """
 
     since: float
+    looked_at: float
     token: FencingToken
     epoch: str | None
     ran_out: bool
@@ -95,6 +105,7 @@ class Takeover:
         "_claimed_token",
         "_ha",
         "_held",
+        "_holder_spoke",
         "_incarnation",
         "_own_id",
         "_sight",
@@ -111,6 +122,7 @@ class Takeover:
         self._held = held
         self._sight: _Sight | None = None
         self._absence: _Absence | None = None
+        self._holder_spoke = False
         self._claimed_at = -inf
         self._claimed_token = NO_TOKEN
         self.misses = 0
@@ -119,6 +131,8 @@ class Takeover:
     def saw_peer(self, sign: PeerSign, token: FencingToken | None) -> None:
         """Take in one look at the active's /ready. A good sign, or one of another term, clears the misses."""
         self.signs[sign] += 1
+        if sign is PeerSign.READY and self._absence is not None:
+            self._holder_spoke = True
         other_term = self._sight is not None and token is not None and token != self._sight.record.token
         if sign in SIGNS_AGAINST and not other_term:
             self.misses += 1
@@ -162,7 +176,7 @@ class Takeover:
     def _with_own_lease(self, seen: LeaseObservation, record: LeaseRecord) -> TakeoverDecision:
         """A term of this process that it never held is a grant that was not heard of; asking again repairs it."""
         if record.incarnation == self._incarnation and record.token > self._held:
-            return Attempt(seen.epoch, "granted to this process, and the answer was lost")
+            return Attempt(seen.epoch, seen.token, "granted to this process, and the answer was lost")
         return Wait("the lease of this router's former process still runs")
 
     def _with_holder(self, record: LeaseRecord, *, now: float, fit: bool) -> TakeoverDecision:
@@ -177,23 +191,35 @@ class Takeover:
         return PostClaim(record, f"{self.misses} bad signs in a row")
 
     def _without_holder(self, seen: LeaseObservation, *, now: float) -> TakeoverDecision:
-        absence = self._absence
-        if absence is None or (absence.token, absence.epoch) != (seen.token, seen.epoch):
-            absence = self._absence = _Absence(now, seen.token, seen.epoch, self._ran_out(seen, now=now))
+        absence = self._absence = self._absent(seen, now=now)
         released = seen.release
         if released is not None and released.token == seen.token and self._explains(released.token):
             meant_for_other = released.successor not in (None, self._own_id)
             if meant_for_other and now < absence.since + SUCCESSOR_WINDOW_S:
                 return Wait(f"released to {released.successor}")
-            return Attempt(seen.epoch, "released")
+            return Attempt(seen.epoch, seen.token, "released")
         if absence.ran_out:
-            return Attempt(seen.epoch, "expired")
+            return Attempt(seen.epoch, seen.token, "expired")
         if self._held and seen.token == self._held and self._explains(self._held):
-            return Attempt(seen.epoch, "the last term was our own")
+            return Attempt(seen.epoch, seen.token, "the last term was our own")
         wait_s = self._whole_ttl_s()
         if now >= absence.since + wait_s:
-            return Attempt(seen.epoch, f"missing for {wait_s:.3g} s")
+            return Attempt(seen.epoch, seen.token, f"missing for {wait_s:.3g} s")
         return Wait(f"the lease is missing without explanation; waiting {wait_s:.3g} s")
+
+    def _absent(self, seen: LeaseObservation, *, now: float) -> _Absence:
+        """Return the absence that this look continues, or the new one that it begins.
+
+        A whole term may have come and gone with the data in a long gap between two looks, and a router that calls
+        itself ready believes in a term that this one cannot see: both begin the wait again.
+        """
+        absence = self._absence
+        spoke, self._holder_spoke = self._holder_spoke, False
+        if absence is None or (absence.token, absence.epoch) != (seen.token, seen.epoch):
+            return _Absence(now, now, seen.token, seen.epoch, self._ran_out(seen, now=now))
+        if spoke or now > absence.looked_at + self._whole_ttl_s() / GAPS_PER_TTL:
+            return replace(absence, since=now, looked_at=now)
+        return replace(absence, looked_at=now)
 
     def _ran_out(self, seen: LeaseObservation, *, now: float) -> bool:
         """Whether the lease ended as it was seen to: the same data, no term since, and the holder's deadline over."""

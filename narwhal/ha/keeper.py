@@ -65,14 +65,16 @@ class LeaseKeeper:
         """Whether `instant` (lease clock) is still to come."""
         return self._clock() < instant
 
-    async def acquire(self, candidate: LeaseRecord, *, floor: FencingToken, epoch: str | None) -> AcquireAnswer:
+    async def acquire(
+        self, candidate: LeaseRecord, *, floor: FencingToken, epoch: str | None, after: FencingToken | None = None
+    ) -> AcquireAnswer:
         """Ask for the lease once; a grant begins the local term. Raises StoreUnavailable, StoreMisused.
 
         A term of ours that is over does not begin again: it then counts as held by another.
         """
         sent_at = self._clock()
         self._asking, self._standing = candidate, None
-        answer = await self._store.acquire(candidate, floor=floor, epoch=epoch)
+        answer = await self._store.acquire(candidate, floor=floor, epoch=epoch, after=after)
         self._asking = None
         if isinstance(answer, Granted):
             self._standing = answer.record

@@ -145,7 +145,7 @@ class RouterLife:
             if seen.record is not None or seen.token > token:
                 return False
             floor = FencingToken(max(self._standby.floor, token))
-            answer = await self._keeper.acquire(candidate, floor=floor, epoch=seen.epoch)
+            answer = await self._keeper.acquire(candidate, floor=floor, epoch=seen.epoch, after=seen.token)
         except (StoreUnavailable, StoreMisused) as error:
             log.warning("lease_not_retaken", error=str(error))
             return False

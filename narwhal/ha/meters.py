@@ -107,10 +107,12 @@ class MeteredLeaseStore:
         with self._timed("observe"):
             return await self._store.observe()
 
-    async def acquire(self, candidate: LeaseRecord, *, floor: FencingToken, epoch: str | None) -> AcquireAnswer:
+    async def acquire(
+        self, candidate: LeaseRecord, *, floor: FencingToken, epoch: str | None, after: FencingToken | None = None
+    ) -> AcquireAnswer:
         """See `LeaseStore.acquire`."""
         with self._timed("acquire"):
-            return await self._store.acquire(candidate, floor=floor, epoch=epoch)
+            return await self._store.acquire(candidate, floor=floor, epoch=epoch, after=after)
 
     async def renew(self, record: LeaseRecord) -> RenewAnswer:
         """See `LeaseStore.renew`."""

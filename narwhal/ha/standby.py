@@ -165,7 +165,7 @@ class Standby:
         self._plane.owner_url = seen.record.url if seen.record is not None else None
 
     async def _attempt(self, candidate: LeaseRecord, attempt: Attempt) -> Granted | None:
-        answer = await self._keeper.acquire(candidate, floor=self.floor, epoch=attempt.epoch)
+        answer = await self._keeper.acquire(candidate, floor=self.floor, epoch=attempt.epoch, after=attempt.after)
         match answer:
             case Granted():
                 log.info("takeover_started", why=attempt.why, fencing_token=answer.record.token)
@@ -173,7 +173,7 @@ class Standby:
             case Occupied():
                 log.info("lease_taken_by_another", holder=answer.record.router, fencing_token=answer.record.token)
             case DataLost():
-                log.warning("redis_data_lost", consequence="waiting a whole lease before the next attempt")
+                log.warning("attempt_overtaken", why=attempt.why, consequence="looking again before the next attempt")
         return None
 
     async def _claim(self, candidate: LeaseRecord, claim: PostClaim) -> None:

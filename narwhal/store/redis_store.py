@@ -67,10 +67,13 @@ class RedisLeaseStore:
             ),
         )
 
-    async def acquire(self, candidate: LeaseRecord, *, floor: FencingToken, epoch: str | None) -> AcquireAnswer:
+    async def acquire(
+        self, candidate: LeaseRecord, *, floor: FencingToken, epoch: str | None, after: FencingToken | None = None
+    ) -> AcquireAnswer:
         """Take the lease for `candidate.ttl_ms` if nobody holds it, minting a token above `floor` and all before.
 
-        `epoch` is the one observed; another one in the store, or none, answers DataLost. None expects nothing.
+        `epoch` and `after` are the data set and its highest token as observed; others in the store answer DataLost, and
+        None expects nothing.
         Idempotent for one incarnation: a second call extends the lease and returns the same token.
         """
         k = self._keys
@@ -80,7 +83,7 @@ class RedisLeaseStore:
             keys=(k.lease, k.token, k.epoch, k.claim, k.handoff, k.events),
             args=(
                 *(candidate.router, candidate.incarnation, head, tail, candidate.ttl_ms),
-                *(floor, epoch or "", secrets.token_hex(8), EVENTS_MAX),
+                *(floor, epoch or "", "" if after is None else after, secrets.token_hex(8), EVENTS_MAX),
             ),
         )
         match [text(item) if isinstance(item, bytes) else item for item in items(reply)]:

@@ -103,7 +103,9 @@ class MemoryRedis:
             handoff=self._data.handoff.order if self._data.handoff is not None else None,
         )
 
-    def acquire(self, candidate: LeaseRecord, *, floor: FencingToken, epoch: str | None) -> AcquireAnswer:
+    def acquire(
+        self, candidate: LeaseRecord, *, floor: FencingToken, epoch: str | None, after: FencingToken | None
+    ) -> AcquireAnswer:
         """Answer ACQUIRE."""
         lease = self._standing(self._data.lease)
         if lease is not None:
@@ -112,7 +114,7 @@ class MemoryRedis:
                 return Occupied(lease.value, self._left_ms(lease))
             self._data.lease = self._fading(lease.value, candidate.ttl_ms)
             return Granted(lease.value, fresh=False)
-        if epoch is not None and epoch != self._data.epoch:
+        if (epoch is not None and epoch != self._data.epoch) or after not in (None, self._data.token):
             return DataLost()
         handed_off = self._data.handoff.lease.token if self._data.handoff is not None else NOBODY
         highest = max(self._data.token, handed_off, floor)
@@ -272,9 +274,13 @@ class MemoryLeaseStore:
         """Return one consistent look."""
         return await self._link.run("OBSERVE", self._redis.observe)
 
-    async def acquire(self, candidate: LeaseRecord, *, floor: FencingToken, epoch: str | None) -> AcquireAnswer:
-        """Take the lease if nobody holds it and the data set is `epoch`."""
-        return await self._link.run("ACQUIRE", lambda: self._redis.acquire(candidate, floor=floor, epoch=epoch))
+    async def acquire(
+        self, candidate: LeaseRecord, *, floor: FencingToken, epoch: str | None, after: FencingToken | None = None
+    ) -> AcquireAnswer:
+        """Take the lease if nobody holds it, the data set is `epoch` and its highest token `after`."""
+        return await self._link.run(
+            "ACQUIRE", lambda: self._redis.acquire(candidate, floor=floor, epoch=epoch, after=after)
+        )
 
     async def renew(self, record: LeaseRecord) -> RenewAnswer:
         """Extend exactly this term."""

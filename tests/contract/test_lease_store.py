@@ -145,6 +145,17 @@ async def test_another_data_set_than_the_observed_one_grants_nothing(world: Worl
     assert (seen.record, seen.token) == (None, 0)
 
 
+async def test_another_term_since_the_look_grants_nothing(world: World, lease: LeaseStore) -> None:
+    """A candidate that was stopped between its look and its attempt must look again, whatever became of the lease."""
+    empty = await lease.observe()
+    first = await granted(lease, candidate())
+    await world.drop_lease()
+    late = candidate("router-b")
+    assert isinstance(await lease.acquire(late, floor=NONE, epoch=empty.epoch, after=empty.token), DataLost)
+    answer = await lease.acquire(late, floor=NONE, epoch=(await lease.observe()).epoch, after=first.token)
+    assert isinstance(answer, Granted)
+
+
 async def test_data_loss_shows_in_the_epoch(world: World, lease: LeaseStore) -> None:
     await granted(lease, candidate())
     before = (await lease.observe()).epoch

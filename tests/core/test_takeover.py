@@ -25,6 +25,11 @@ WHOLE_TTL_S = T / (1 - 0.005)
 """The wait for a missing lease: a TTL, stretched by the clock error."""
 
 
+def attempt(why: str, *, token: int = 7) -> Attempt:
+    """The decision to ask for the lease, with the conditions under which it stands."""
+    return Attempt(EPOCH, FencingToken(token), why)
+
+
 class Watch:
     """Router B as it watches; every look takes 10 ms there and back."""
 
@@ -65,7 +70,7 @@ def test_a_lease_that_runs_is_left_alone(watch: Watch) -> None:
 
 def test_a_lease_that_was_seen_to_run_out_is_taken(watch: Watch) -> None:
     watch.run_out(make_lease())
-    assert watch.look(nobody(), after_s=0.2) == Attempt(EPOCH, "expired")
+    assert watch.look(nobody(), after_s=0.2) == attempt("expired")
 
 
 def test_an_attempt_is_repeated_until_somebody_has_the_lease(watch: Watch) -> None:
@@ -100,7 +105,7 @@ def test_a_clock_step_of_redis_does_not_make_a_term_look_overdue(watch: Watch) -
 @pytest.mark.parametrize("early_s", [0.0005, 0.008])
 def test_an_end_that_comes_a_rounding_error_early_is_still_the_expected_one(watch: Watch, early_s: float) -> None:
     watch.look(held_by(make_lease(), left_s=0.15))
-    assert watch.look(nobody(), after_s=0.13 - early_s) == Attempt(EPOCH, "expired")
+    assert watch.look(nobody(), after_s=0.13 - early_s) == attempt("expired")
 
 
 def test_a_term_that_nobody_saw_is_not_taken_for_the_one_that_ran_out(watch: Watch) -> None:
@@ -120,7 +125,7 @@ def test_the_wait_names_its_length(watch: Watch) -> None:
 
 def test_the_wait_starts_again_when_the_lease_comes_back(watch: Watch) -> None:
     watch.look(nobody())
-    watch.look(nobody(), after_s=1.5)
+    watch.look(nobody(), after_s=0.4)
     watch.look(held_by(make_lease(token=8), left_s=1.9))
     assert watch.waits_for_s(nobody(token=8)) == pytest.approx(WHOLE_TTL_S, abs=0.05)
 
@@ -132,25 +137,72 @@ def test_the_wait_starts_again_when_the_lease_comes_back(watch: Watch) -> None:
 )
 def test_the_wait_starts_again_when_something_happened_between_two_looks(watch: Watch, later: LeaseObservation) -> None:
     watch.look(nobody())
-    assert isinstance(watch.look(later, after_s=3.0), Wait)
+    watch.look(nobody(), after_s=0.4)
+    assert isinstance(watch.look(later), Wait)
     assert watch.waits_for_s(later) == pytest.approx(WHOLE_TTL_S, abs=0.05)
+
+
+def test_the_wait_starts_again_after_a_long_gap_between_two_looks(watch: Watch) -> None:
+    """A whole term may have come and gone with the data meanwhile, and the store looks as before."""
+    empty = nobody(token=0, epoch=None)
+    watch.look(empty)
+    assert isinstance(watch.look(empty, after_s=3.0), Wait)
+    assert watch.waits_for_s(empty) == pytest.approx(WHOLE_TTL_S, abs=0.05)
+
+
+def test_a_lease_that_ran_out_needs_no_second_proof_after_a_long_gap(watch: Watch) -> None:
+    watch.run_out(make_lease())
+    watch.look(nobody(), after_s=0.2)
+    assert watch.look(nobody(), after_s=30.0) == attempt("expired")
+
+
+def test_the_wait_starts_again_while_a_router_calls_itself_ready(watch: Watch) -> None:
+    """It believes in a term that this look cannot see; it will notice with its next renewal."""
+    empty = nobody(token=0, epoch=None)
+    watch.look(empty)
+    for _ in range(30):
+        watch.peer(PeerSign.READY)
+        assert isinstance(watch.look(empty), Wait)
+    assert watch.waits_for_s(empty) == pytest.approx(WHOLE_TTL_S, abs=0.05)
+
+
+@pytest.mark.parametrize("sign", sorted(set(PeerSign) - {PeerSign.READY}))
+def test_no_other_sign_prolongs_the_wait(watch: Watch, sign: PeerSign) -> None:
+    watch.look(nobody())
+    watch.look(nobody(), after_s=0.4)
+    watch.peer(sign)
+    assert watch.waits_for_s(nobody()) == pytest.approx(WHOLE_TTL_S - 0.4, abs=0.05)
+
+
+def test_a_sign_from_before_the_absence_does_not_prolong_the_wait(watch: Watch) -> None:
+    watch.look(held_by(make_lease(), left_s=1.0))
+    watch.peer(PeerSign.READY)
+    watch.look(nobody())
+    assert watch.waits_for_s(nobody()) == pytest.approx(WHOLE_TTL_S, abs=0.05)
+
+
+def test_an_attempt_stands_only_as_long_as_no_term_has_come_since_the_look(watch: Watch) -> None:
+    watch.run_out(make_lease(token=7))
+    decision = watch.look(nobody(token=7), after_s=0.2)
+    assert isinstance(decision, Attempt)
+    assert (decision.epoch, decision.after) == (EPOCH, 7)
 
 
 def test_a_release_is_taken_up_at_once(watch: Watch) -> None:
     watch.look(held_by(make_lease(), left_s=1.9))
-    assert watch.look(nobody(release=released())) == Attempt(EPOCH, "released")
+    assert watch.look(nobody(release=released())) == attempt("released")
 
 
 def test_a_release_to_this_router_is_taken_up_at_once(watch: Watch) -> None:
     watch.look(held_by(make_lease(), left_s=1.9))
-    assert watch.look(nobody(release=released(to=B))) == Attempt(EPOCH, "released")
+    assert watch.look(nobody(release=released(to=B))) == attempt("released")
 
 
 def test_a_release_to_another_router_leaves_it_a_moment(watch: Watch) -> None:
     watch.look(held_by(make_lease(), left_s=1.9))
     to_c = nobody(release=released(to=C))
     assert watch.look(to_c) == Wait("released to router-c")
-    assert watch.look(to_c, after_s=SUCCESSOR_WINDOW_S) == Attempt(EPOCH, "released")
+    assert watch.look(to_c, after_s=SUCCESSOR_WINDOW_S) == attempt("released")
 
 
 def test_a_release_before_the_newest_term_explains_nothing(watch: Watch) -> None:
@@ -165,13 +217,13 @@ def test_a_release_of_a_term_older_than_one_that_was_seen_explains_nothing(watch
 
 
 def test_a_cold_start_after_a_clean_stop_waits_for_nothing(watch: Watch) -> None:
-    assert watch.look(nobody(release=released())) == Attempt(EPOCH, "released")
+    assert watch.look(nobody(release=released())) == attempt("released")
 
 
 def test_a_cold_start_without_a_release_waits_one_ttl_and_says_why(watch: Watch) -> None:
     watch.look(nobody())
     assert watch.waits_for_s(nobody()) == pytest.approx(WHOLE_TTL_S, abs=0.05)
-    assert watch.look(nobody()) == Attempt(EPOCH, "missing for 2.01 s")
+    assert watch.look(nobody()) == attempt("missing for 2.01 s")
 
 
 def test_a_cold_start_on_an_empty_store_waits_too(watch: Watch) -> None:
@@ -196,13 +248,13 @@ def test_the_lease_of_the_own_former_process_is_waited_out(watch: Watch) -> None
     former = make_lease(B, incarnation="router-b-0")
     assert watch.look(held_by(former, left_s=1.6)) == Wait("the lease of this router's former process still runs")
     watch.run_out(former)
-    assert watch.look(nobody(), after_s=0.2) == Attempt(EPOCH, "expired")
+    assert watch.look(nobody(), after_s=0.2) == attempt("expired")
 
 
 def test_a_grant_whose_answer_was_lost_is_asked_for_again_at_once(watch: Watch) -> None:
     own = make_lease(B, token=8, incarnation="router-b-1")
     decision = watch.look(held_by(own, left_s=1.9))
-    assert decision == Attempt(EPOCH, "granted to this process, and the answer was lost")
+    assert decision == attempt("granted to this process, and the answer was lost", token=8)
 
 
 @pytest.mark.parametrize("held", [8, 9])
@@ -215,7 +267,7 @@ def test_a_term_of_this_process_that_was_fenced_is_waited_out(held: int) -> None
 def test_a_router_whose_own_term_was_the_last_one_asks_again_at_once() -> None:
     """Redis hung until the lease had run out: only the former holder knows that its term is over."""
     watch = Watch(held=7)
-    assert watch.look(nobody(token=7)) == Attempt(EPOCH, "the last term was our own")
+    assert watch.look(nobody(token=7)) == attempt("the last term was our own")
 
 
 @pytest.mark.parametrize("token", [6, 8], ids=["data-went-back", "another-since"])
@@ -349,4 +401,4 @@ def test_a_watcher_that_keeps_to_its_looks_calls_every_natural_end_expired(poll_
             pause_s = min(poll_every_s, watch.takeover.look_within_s(watch.now))
             left_s = ends_at - (watch.now + pause_s)
             decision = watch.look(held_by(make_lease(), left_s=left_s) if left_s > 0 else nobody(), after_s=pause_s)
-        assert decision == Attempt(EPOCH, "expired")
+        assert decision == attempt("expired")

@@ -2,10 +2,10 @@
 -- Take the free lease and mint its fencing token, in one step.
 -- allow-oom: a full Redis must not mean that nobody can take over.
 -- KEYS: lease token epoch claim handoff events
--- ARGV: router incarnation record-up-to-token record-after-token ttl_ms floor epoch-seen epoch-new events-max
+-- ARGV: router incarnation record-up-to-token record-after-token ttl_ms floor epoch-seen token-seen epoch-new events-max
 -- Returns: granted <record> | mine <record> | occupied <record> <pttl> | data_lost | exhausted <number>
 local lease, token, epoch, claim, handoff, events = unpack(KEYS)
-local router, incarnation, head, tail, ttl, floor, epoch_seen, epoch_new, events_max = unpack(ARGV)
+local router, incarnation, head, tail, ttl, floor, epoch_seen, token_seen, epoch_new, events_max = unpack(ARGV)
 
 local current = redis.call('GET', lease)
 if current then
@@ -18,6 +18,10 @@ if current then
   return {'occupied', current, redis.call('PTTL', lease)}
 end
 if epoch_seen ~= '' and redis.call('GET', epoch) ~= epoch_seen then
+  return {'data_lost'}
+end
+-- Another term since the look, which vanished again: what proved that nobody holds says nothing about that one.
+if token_seen ~= '' and (redis.call('GET', token) or '0') ~= token_seen then
   return {'data_lost'}
 end
 
