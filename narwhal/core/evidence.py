@@ -3,6 +3,8 @@
 A streak is the number of failures since the last evidence that clears it. Two kinds are kept. The class streak follows
 the source's clearing table to the letter. The leg streak (class and leg) is cleared only by a success of the same leg
 or by a passed probe: an engine whose decode always fails is found out even while its prefill keeps succeeding.
+A health probe excuses time-outs once. A leg that fills the streak again, without one success in between, is hung behind
+a /health that knows nothing of it, and only inference can tell.
 Source: source, "Failure evidence" and "Clearing failure evidence"; decisions 9 and 12.
 """
 
@@ -45,11 +47,13 @@ assert CLEARS.keys() == set(Success), "a new success needs a row in the source's
 class Streaks:
     """The consecutive failures of one engine, by class and by class and leg."""
 
-    __slots__ = ("by_class", "by_leg")
+    __slots__ = ("by_class", "by_leg", "excused")
 
     def __init__(self) -> None:
         self.by_class: dict[FailureClass, int] = {}
         self.by_leg: dict[tuple[FailureClass, Leg], int] = {}
+        self.excused: set[Leg] = set()
+        """Legs whose full streak of time-outs a health probe has cleared, and that have not succeeded since."""
 
     def fail(self, failure_class: FailureClass, leg: Leg | None = None) -> int:
         """Count one failure and return the longer of its class streak and its leg streak."""
@@ -63,10 +67,12 @@ class Streaks:
 
     def succeed(self, success: Success) -> tuple[FailureClass, ...]:
         """Clear what `success` clears and return the classes that were not zero."""
-        if not self.by_class and not self.by_leg:
+        if not self.by_class and not self.by_leg and not self.excused:
             return ()
         cleared = [c for c in CLEARS[success] if self.by_class.pop(c, 0)]
         leg = LEG_OF.get(success)
+        if leg is not None:
+            self.excused.discard(leg)
         for key in [key for key in self.by_leg if key[1] is leg]:
             del self.by_leg[key]
             if key[0] not in cleared and key[0] not in self.by_class:
@@ -81,8 +87,14 @@ class Streaks:
             cleared.add(key[0])
         return tuple(sorted(cleared))
 
+    def excuse(self, limit: int) -> tuple[FailureClass, ...]:
+        """Clear what health clears, as `absolve` does, after a passed health probe; full time-outs are excused once."""
+        self.excused |= {leg for leg in Leg if self.by_leg.get((FailureClass.TIMEOUT, leg), 0) >= limit}
+        return self.absolve(CLEARS[Success.HEALTH])
+
     def clear(self) -> tuple[FailureClass, ...]:
         """Forget everything, and return what was not zero: a readmitted or restarted engine starts afresh."""
+        self.excused.clear()
         return self.absolve(frozenset(FailureClass))
 
     def longest(self, failure_class: FailureClass) -> int:

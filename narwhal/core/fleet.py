@@ -39,7 +39,7 @@ from narwhal.core.events import (
     ReadmissionFailed,
     ReadmissionPassed,
 )
-from narwhal.core.evidence import ACTION, CLEARS, INFERENCE_CLASSES
+from narwhal.core.evidence import ACTION, INFERENCE_CLASSES
 from narwhal.core.holds import RULES, Hold
 from narwhal.core.probing import Probing
 from narwhal.core.readmission import Readmission
@@ -175,6 +175,8 @@ class Fleet:
                 decisions += self.eject(engine, EjectionCause(event.failure_class), streak, event.detail, now)
             case Action.PROBE_HEALTH:
                 decisions += self.probing.order(engine, ProbeKind.HEALTH, event.failure_class, event.partner)
+                if event.failure_class is FailureClass.TIMEOUT and event.leg in engine.streaks.excused:
+                    decisions += self._verify(engine, event.failure_class, event.partner, now)
             case Action.VERIFY_INFERENCE:
                 decisions += self._verify(engine, event.failure_class, event.partner, now)
         return decisions + self._quarantine(engine, event, now)
@@ -233,8 +235,8 @@ class Fleet:
             if event.result is ProbeResult.FAILED:
                 return decisions + self.eject(engine, EjectionCause.HEALTH_PROBE, 0, event.detail, now)
             if event.result is ProbeResult.PASSED:
-                absolved = engine.streaks.absolve(CLEARS[Success.HEALTH])
-                decisions += self._cleared(engine, absolved, "health probe passed")
+                excused = engine.streaks.excuse(self.recovery.eject_after)
+                decisions += self._cleared(engine, excused, "health probe passed")
         if event.result is ProbeResult.PASSED:
             decisions += self._succeeded(engine, Success.HEALTH, now)
         return decisions

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from narwhal.core.events import EngineEjected, EvidenceCleared, HealthProbed, HoldPlaced, LegRefused, ProbeOrdered
+from narwhal.core.events import (
+    EngineEjected,
+    EvidenceCleared,
+    HealthAnswered,
+    HealthProbed,
+    HoldPlaced,
+    LegRefused,
+    ProbeOrdered,
+    ReadmissionPassed,
+)
 from narwhal.core.vocabulary import EjectionCause, FailureClass, HoldKind, Leg, ProbeKind, ProbeResult
 from tests.core.fleets import D1, D2, EVIDENCE, P1, Driven, broke, make_fleet, ordered, served, unclear
 
@@ -128,7 +137,49 @@ def test_a_passed_health_probe_lets_the_engine_go_on(fleet: Driven) -> None:
     decisions = fleet.apply(HealthProbed(D1, ProbeResult.PASSED))
     assert EvidenceCleared(D1, (F.TIMEOUT,), "health probe passed") in decisions
     assert fleet.fail(D1, F.TIMEOUT, times=2) == []
-    assert ordered(fleet.fail(D1, F.TIMEOUT)) == [(D1, ProbeKind.HEALTH)]
+    fleet.succeed(D1)
+    fleet.apply(HealthAnswered(D1))
+    assert ordered(fleet.fail(D1, F.TIMEOUT, times=3)) == [(D1, ProbeKind.HEALTH)]
+    assert fleet.eligible(D1)
+
+
+def test_a_leg_that_times_out_again_after_a_health_probe_has_excused_it_is_verified(fleet: Driven) -> None:
+    """Hung behind a /health that says 200, it would be asked for its health and excused for ever."""
+    for _ in range(2):
+        fleet.fail(P1, F.TIMEOUT, times=3, partner=D1)
+        fleet.apply(HealthProbed(P1, ProbeResult.PASSED))
+        fleet.apply(HealthAnswered(P1))
+    assert fleet.holds(P1) == {HoldKind.INFERENCE_VERIFICATION}
+    fleet.probed(P1, broke(P1, D1, Leg.PREFILL), broke(P1, D2, Leg.PREFILL))
+    assert fleet[P1].ejection is not None
+    fleet.apply(ReadmissionPassed(P1, "g1"))
+    assert ordered(fleet.fail(P1, F.TIMEOUT, times=3)) == [(P1, ProbeKind.HEALTH)]
+
+
+def test_the_verification_of_an_excused_leg_comes_beside_the_health_probe(fleet: Driven) -> None:
+    fleet.fail(P1, F.TIMEOUT, times=3)
+    fleet.apply(HealthProbed(P1, ProbeResult.PASSED))
+    decisions = fleet.fail(P1, F.TIMEOUT, times=3, partner=D1)
+    assert ordered(decisions) == [(P1, ProbeKind.HEALTH), (P1, ProbeKind.INFERENCE)]
+    assert HoldPlaced(P1, HoldKind.INFERENCE_VERIFICATION, F.TIMEOUT) in decisions
+
+
+def test_time_outs_of_the_other_leg_and_overload_are_excused_every_time(fleet: Driven) -> None:
+    fleet.fail(D1, F.TIMEOUT, times=3, leg=Leg.DECODE)
+    fleet.apply(HealthProbed(D1, ProbeResult.PASSED))
+    assert ordered(fleet.fail(D1, F.TIMEOUT, times=3, leg=Leg.PREFILL)) == [(D1, ProbeKind.HEALTH)]
+    for _ in range(3):
+        assert ordered(fleet.fail(D2, F.OVERLOAD, times=3)) == [(D2, ProbeKind.HEALTH)]
+        fleet.apply(HealthProbed(D2, ProbeResult.PASSED))
+
+
+def test_a_passed_inference_probe_confirms_the_excuse(fleet: Driven) -> None:
+    for _ in range(2):
+        fleet.fail(P1, F.TIMEOUT, times=3)
+        fleet.apply(HealthProbed(P1, ProbeResult.PASSED))
+    fleet.probed(P1, served(P1, D1))
+    assert fleet.eligible(P1)
+    assert ordered(fleet.fail(P1, F.TIMEOUT, times=3)) == [(P1, ProbeKind.HEALTH)]
 
 
 def test_a_passed_health_probe_clears_both_streaks_of_everything_that_health_clears(fleet: Driven) -> None:
