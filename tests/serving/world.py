@@ -81,11 +81,20 @@ class World:
         self.server = HttpServer(self.app, host="127.0.0.1", port=0)
         self.url = f"http://127.0.0.1:{await self.server.start()}"
         self.http = aiohttp.ClientSession(self.url, timeout=aiohttp.ClientTimeout(total=20))
-        self.openai = openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="a client's key", max_retries=0, timeout=20)
+        self._openai: openai.AsyncOpenAI | None = None
+
+    @property
+    def openai(self) -> openai.AsyncOpenAI:
+        """The official client, built when it is first used: it takes its time."""
+        if self._openai is None:
+            url = f"{self.url}/v1"
+            self._openai = openai.AsyncOpenAI(base_url=url, api_key="a client's key", max_retries=0, timeout=20)
+        return self._openai
 
     async def stop(self) -> None:
         """Stop everything that was started."""
-        await self.openai.close()
+        if self._openai is not None:
+            await self._openai.close()
         await self.http.close()
         await self.server.finish(timeout_s=0, hurry=asyncio.Event())
         await self.client.aclose()
