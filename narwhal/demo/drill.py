@@ -29,6 +29,7 @@ from narwhal.demo.evidence import (
 )
 from narwhal.demo.fleet import DemoFailed, Fleet, Say
 from narwhal.demo.load import Death, Load, Outcome
+from narwhal.demo.pilot import Pilot
 from narwhal.demo.plan import PlannedEngine, PlannedRouter
 from narwhal.demo.prober import Prober, Sample
 from narwhal.errors import NarwhalError
@@ -135,6 +136,7 @@ class KillActiveDrill:
             record = await self._holder()
             legs_before = await self._legs()
             death = await self._kill(record)
+            pilot = await self._fly(record.router)
             successor = await self._successor(record)
             await self._loaded(AFTER_OK_MIN, router=successor.id, watch=(probing, loading))
             after = await self._marked(successor)
@@ -148,7 +150,7 @@ class KillActiveDrill:
             await asyncio.gather(loading, probing, return_exceptions=True)
         self._judge_state(before, after, elapsed_s=elapsed_s, legs=(legs_before, legs_after))
         self._judge_admissions(death)
-        self._tell(successor, death)
+        self._tell(successor, death, pilot)
         await self._fleet.wait_until_whole(timeout_s=STEP_TIMEOUT_S)
         self._findings.detail["whole_again_ms"] = _rounded((lease_clock() - death.killed_at) * 1000)
         self._say(f"{death.router} is back as standby")
@@ -221,6 +223,17 @@ class KillActiveDrill:
         self._say(f"killed {record.router} (process {holder.pid}, token {record.token})")
         return death
 
+    async def _fly(self, killed: str) -> Pilot:
+        """Send one request after the other to the router that is left, until it serves one."""
+        left = next(router for name, router in self._routers.items() if name != killed)
+        pilot = Pilot(left.url, model=self._fleet.plan.models[0])
+        try:
+            async with asyncio.timeout(STEP_TIMEOUT_S):
+                await pilot.run()
+        except TimeoutError as error:
+            raise DemoFailed(f"{left.id} served nothing in {STEP_TIMEOUT_S:g} s after the kill") from error
+        return pilot
+
     async def _successor(self, record: LeaseRecord) -> PlannedRouter:
         async def risen() -> bool:
             seen = (await self._fleet.stores.lease.observe()).record
@@ -274,8 +287,10 @@ class KillActiveDrill:
         later = (s for s in self._prober.samples if s.ready and s.sent_at > after and (s.token or 0) > token)
         return min(later, key=lambda sample: sample.received_at, default=None)
 
-    def _tell(self, successor: PlannedRouter, death: Death) -> None:
+    def _tell(self, successor: PlannedRouter, death: Death, pilot: Pilot) -> None:
         requests = self._load.requests
+        self._findings.failed_other += len(pilot.surprises)
+        failures = [request.detail for request in requests if request.outcome is Outcome.FAILED_OTHER]
         self._findings.detail |= {
             "killed": death.router,
             "successor": successor.id,
@@ -283,7 +298,8 @@ class KillActiveDrill:
                 kind: self._load.count(Outcome.OK, kind=kind) for kind in sorted({r.kind for r in requests})
             },
             "requests_retried": sum(len(request.attempts) > 1 for request in requests),
-            "failures_other": [r.detail for r in requests if r.outcome is Outcome.FAILED_OTHER][:10],
+            "requests_refused_not_executed": pilot.refusals,
+            "failures_other": [*pilot.surprises, *failures][:10],
             "ready_samples": len(self._prober.samples),
             "gone_ms": _rounded((death.gone_at - death.killed_at) * 1000),
         }

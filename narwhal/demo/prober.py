@@ -6,16 +6,15 @@ Each sample is bounded by two instants of the lease clock: the answer was true s
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from narwhal.demo.clock import lease_clock
+from narwhal.demo.wire import Door
 
 EVERY_S: Final = 0.008
 TIMEOUT_S: Final = 0.5
-HEAD_BYTES_MAX: Final = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Prober:
                 group.create_task(self._watch(router, url), name=f"probe-{router}")
 
     async def _watch(self, router: str, url: str) -> None:
-        door = ReadyDoor(url)
+        door = Door(url)
         loop = asyncio.get_running_loop()
         try:
             while True:
@@ -67,55 +66,15 @@ class Prober:
             door.close()
 
     @staticmethod
-    async def _look(router: str, door: ReadyDoor) -> Sample:
+    async def _look(router: str, door: Door) -> Sample:
         sent_at = lease_clock()
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                status, document = await door.ask()
+                answer = await door.get("/ready")
         except (OSError, EOFError, ValueError, TimeoutError) as error:
             door.close()
             return Sample(router, sent_at, lease_clock(), False, None, type(error).__name__)
-        token = document.get("fencing_token")
-        return Sample(router, sent_at, lease_clock(), status == 200, token, str(document.get("reason")))
-
-
-class ReadyDoor:
-    """One kept connection to a router's /ready, opened again when the router closes it."""
-
-    def __init__(self, url: str) -> None:
-        host, _, port = url.removeprefix("http://").partition(":")
-        self._host, self._port = host, int(port)
-        self._request = f"GET /ready HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode()
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-
-    async def ask(self) -> tuple[int, dict[str, Any]]:
-        """Return status and document. Raises OSError, EOFError or ValueError when there is no such answer."""
-        if self._streams is None:
-            self._streams = await asyncio.open_connection(self._host, self._port, limit=HEAD_BYTES_MAX)
-        reader, writer = self._streams
-        writer.write(self._request)
-        try:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-        except asyncio.LimitOverrunError as error:
-            raise ValueError("the head of the answer is too long") from error
-        status = int(head.split(" ", 2)[1])
-        headers = dict(_headers(head.splitlines()[1:]))
-        body = await reader.readexactly(int(headers["content-length"]) if "content-length" in headers else 0)
-        if headers.get("connection") == "close":
-            self.close()
-        document = json.loads(body)
-        if not isinstance(document, dict):
-            raise ValueError("/ready did not answer an object")  # noqa: TRY004 - as every other unreadable answer
-        return status, document
-
-    def close(self) -> None:
-        """Close the connection; the next question opens another."""
-        if self._streams is not None:
-            self._streams[1].close()
-            self._streams = None
-
-
-def _headers(lines: Iterable[str]) -> Iterable[tuple[str, str]]:
-    for line in lines:
-        name, _, value = line.partition(":")
-        yield name.strip(), value.strip()
+        said = answer.document
+        return Sample(
+            router, sent_at, lease_clock(), answer.status == 200, said.get("fencing_token"), str(said.get("reason"))
+        )
