@@ -1,7 +1,8 @@
 """What went wrong on a leg, as one table: mishap and kind of leg -> fault, which carries its failure class.
 
 The classes are the source's. A reset or an early end after the engine accepted a decode request is `stream`; before
-that it is `connection`. A whole (non-streaming) decode has no deadline but the request's own, which is not evidence.
+that it is `connection`. A whole (non-streaming) decode has no deadline but the request's own: it is UNANSWERED when the
+leg had at least the time of a first token, and DEADLINE, which is no evidence, when it had not.
 Source: source, "Failure evidence"; decisions 11 and 30.
 """
 

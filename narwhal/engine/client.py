@@ -73,7 +73,11 @@ class Slot:
     async def decode(
         self, engine: EngineAddress, call: LegCall, ticket: KvTicket | None
     ) -> WholeAnswer | EngineRefusal:
-        """Run a non-streaming decode leg; it is never sent twice."""
+        """Run a non-streaming decode leg; it is never sent twice.
+
+        It may take as long as the request may. When that is over, the engine is late if the leg alone had the time of a
+        first token; else the request's own deadline has passed.
+        """
         connection = await self._caller.connection(engine, LegKind.WHOLE, call.deadline)
         try:
             request = self._decode_request(engine, call, ticket)
@@ -81,7 +85,9 @@ class Slot:
             connection.abort()
             raise
         exchange = self._caller.exchange(LegKind.WHOLE, engine)
-        answer = await self._caller.run(connection, request, exchange, call.deadline, Mishap.DEADLINE)
+        patient = call.deadline - self._loop.time() >= self._pool.patience_s
+        late = Mishap.UNANSWERED if patient else Mishap.DEADLINE
+        answer = await self._caller.run(connection, request, exchange, call.deadline, late)
         document = wire.read_document(answer, engine.id)
         if isinstance(document, EngineRefusal):
             return document
@@ -139,9 +145,10 @@ class Slot:
 class DataPool:
     """The data pool's slots; see `narwhal.ports.EngineData`."""
 
-    def __init__(self, caller: Caller, *, capacity: int, kv_lease_s: float) -> None:
+    def __init__(self, caller: Caller, *, capacity: int, kv_lease_s: float, patience_s: float) -> None:
         self._caller = caller
         self.ticket_age_s_max = kv_lease_s * TICKET_SHARE
+        self.patience_s = patience_s
         self.capacity = capacity
         self.in_use = 0
 
@@ -163,7 +170,12 @@ class EngineClient:
             for _ in ("data", "control")
         )
         data, control = (Caller(pool, api_key) for pool in self._pools)
-        self.data = DataPool(data, capacity=config.serving.max_connections, kv_lease_s=section.kv_lease_s)
+        self.data = DataPool(
+            data,
+            capacity=config.serving.max_connections,
+            kv_lease_s=section.kv_lease_s,
+            patience_s=config.serving.first_token_timeout_s,
+        )
         self.control = ControlClient(control, capacity=section.control_connections, kv_lease_s=section.kv_lease_s)
 
     async def aclose(self) -> None:

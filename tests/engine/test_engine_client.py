@@ -62,7 +62,11 @@ def client(**engine: Any) -> EngineClient:
     return EngineClient(
         parse_config(
             {
-                "serving": {"models": ["m"], "max_connections": engine.pop("max_connections", 4)},
+                "serving": {
+                    "models": ["m"],
+                    "max_connections": engine.pop("max_connections", 4),
+                    "first_token_timeout_s": engine.pop("first_token_timeout_s", 60.0),
+                },
                 "engine": engine,
                 "engines": [
                     {"id": "p", "url": "http://127.0.0.1:1", "role": "prefill"},
@@ -265,6 +269,18 @@ async def test_the_requests_own_deadline_is_not_evidence(engines: EngineClient) 
                 await legs.decode(at(server.url), call(seconds=0.1), None)
         with pytest.raises(DeadlinePassed):
             await stream_of(engines, server.url, seconds=0.1)
+
+
+async def test_a_whole_answer_that_never_comes_is_evidence_if_the_leg_had_the_time_of_a_first_token() -> None:
+    """It has no deadline of its own; a hung engine would otherwise go unnoticed by clients that do not stream."""
+    patient = client(first_token_timeout_s=0.2)
+    async with scripted(hang) as server:
+        with patient.data.reserve() as legs:
+            with pytest.raises(EngineTimeout):
+                await legs.decode(at(server.url), call(seconds=0.4), None)
+            with pytest.raises(DeadlinePassed):
+                await legs.decode(at(server.url), call(seconds=0.1), None)
+    await patient.aclose()
 
 
 LEGS: dict[str, Callable[[Legs, EngineAddress], Awaitable[object]]] = {
