@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,12 +27,24 @@ def asked(server: RedisServer, command: str, *words: str) -> object:
         return client.execute_command(command, *words)
 
 
-def is_running(pid: int) -> bool:
-    """Whether the process lives; one that only waits to be buried does not."""
+def state_of(pid: int) -> str:
+    """The letter under which the kernel lists a process: T is stopped, Z waits to be buried, empty is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
-        return False
+        return ""
+
+
+def is_running(pid: int) -> bool:
+    return state_of(pid) not in ("", "Z")
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        time.sleep(0.02)
+    pytest.fail("it did not come to pass within 20 s")
 
 
 def test_it_keeps_nothing_evicts_nothing_and_listens_on_loopback_alone(own_redis: RedisServer) -> None:
@@ -73,7 +86,7 @@ def test_a_killed_server_comes_back_empty_on_the_same_port(own_redis: RedisServe
 def test_a_paused_server_goes_on_where_it_was(own_redis: RedisServer) -> None:
     asked(own_redis, "SET", "k", "v")
     own_redis.pause()
-    assert Path(f"/proc/{own_redis.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    wait_until(lambda: state_of(own_redis.pid) == "T")
     own_redis.resume()
     assert asked(own_redis, "GET", "k") == "v"
 
@@ -105,11 +118,7 @@ def test_it_dies_with_its_parent_even_when_that_is_killed(kind: str) -> None:
         pid = int(parent.stdout.readline())
         assert is_running(pid)
         os.kill(parent.pid, signal.SIGKILL)
-    for _ in range(500):
-        if not is_running(pid):
-            return
-        time.sleep(0.02)
-    pytest.fail("the server outlived its parent")
+    wait_until(lambda: not is_running(pid))
 
 
 def test_a_server_that_does_not_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
