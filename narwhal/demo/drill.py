@@ -151,7 +151,7 @@ class KillActiveDrill:
         self._judge_state(before, after, elapsed_s=elapsed_s, legs=(legs_before, legs_after))
         self._judge_admissions(death)
         self._tell(successor, death, pilot)
-        await self._fleet.wait_until_whole(timeout_s=STEP_TIMEOUT_S)
+        await self._fleet.wait_until_whole()
         self._findings.detail["whole_again_ms"] = _rounded((lease_clock() - death.killed_at) * 1000)
         self._say(f"{death.router} is back as standby")
         return self._findings

@@ -33,9 +33,9 @@ def demo(shared_demo: RunningDemo) -> RunningDemo:
     """A whole pair with every engine eligible, whatever the test before did."""
     for engine in shared_demo.document["engines"]:
         shared_demo.heal(engine["id"])
-    wait_until(lambda: undrained(shared_demo), "no engine is drained", within_s=60)
-    wait_until(lambda: eligible(shared_demo), "every engine is eligible", within_s=60)
-    wait_until(shared_demo.whole, "the pair is whole", within_s=60)
+    wait_until(lambda: undrained(shared_demo), "no engine is drained", within_s=60, else_say=shared_demo.standing)
+    wait_until(lambda: eligible(shared_demo), "every engine is eligible", within_s=60, else_say=shared_demo.standing)
+    wait_until(shared_demo.whole, "the pair is whole", within_s=60, else_say=shared_demo.standing)
     return shared_demo
 
 

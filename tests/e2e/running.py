@@ -23,11 +23,13 @@ NARWHAL = (sys.executable, "-m", "narwhal")
 LEASE_TTL_S = 2.0
 
 
-def wait_until(condition: Callable[[], bool], what: str, *, within_s: float = 30.0) -> float:
-    """Return the seconds that it took until `condition` held."""
+def wait_until(
+    condition: Callable[[], bool], what: str, *, within_s: float = 30.0, else_say: Callable[[], str] = str
+) -> float:
+    """Return the seconds that it took until `condition` held; `else_say` tells how things stand when it did not."""
     began = time.perf_counter()
     while not condition():
-        assert time.perf_counter() - began < within_s, f"not within {within_s} s: {what}"
+        assert time.perf_counter() - began < within_s, f"not within {within_s} s: {what}; {else_say()}"
         time.sleep(0.02)
     return time.perf_counter() - began
 
@@ -152,6 +154,14 @@ class RunningDemo:
         """Whether one router serves and the other could follow it."""
         readiness = [router.ready() for router in self.routers.values()]
         return sorted(readiness) == [(200, "active"), (503, "standby")] and self.lease() is not None
+
+    def standing(self) -> str:
+        """How things stand, for the message of a test that failed."""
+        ready = {name: router.ready() for name, router in self.routers.items()}
+        ends = "\n".join(
+            "\n".join(json.dumps(event) for event in router.events()[-8:]) for router in self.routers.values()
+        )
+        return f"/ready: {ready}; lease: {self.lease()}; said:\n{self.said[-1500:]}\nlogs end with:\n{ends}"
 
     def engine(self, name: str) -> dict[str, Any]:
         return next(one for one in self.document["engines"] if one["id"] == name)

@@ -23,6 +23,7 @@ def ports_of(demo: RunningDemo) -> list[int]:
 def test_ctrl_c_leaves_no_process_port_or_file_even_where_a_port_was_busy(tmp_path: Path) -> None:
     free = choose_ports(base_port(), engines=4, redis=True)[0]
     with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", free.traffic(1)))
         taken.listen(1)
         with running_demo(tmp_path, "--ports-from", str(free.base)) as demo:
