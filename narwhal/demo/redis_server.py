@@ -30,6 +30,7 @@ VERSION_MIN: Final = (7, 0)
 PORT_TRIES: Final = 5
 ANSWER_TRIES: Final = 1_000
 ANSWER_PAUSE_S: Final = 0.01
+READY: Final = b"Ready to accept connections"
 
 DIE_WITH_PARENT: Final = """
 import ctypes, os, signal, sys
@@ -126,11 +127,6 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     @property
-    def socket_path(self) -> Path:
-        """The socket through which processes of this user reach it as well."""
-        return Path(self._folder.name) / "socket"
-
-    @property
     def pid(self) -> int:
         """The running server's process id."""
         return self._running().pid
@@ -193,17 +189,16 @@ class RedisServer:
         return [
             *(watched if sys.platform == "linux" else []),
             str(self.binary.path),
-            *("--bind", "127.0.0.1", "--port", str(self.port), "--unixsocket", str(self.socket_path)),
-            *("--unixsocketperm", "700", "--dir", self._folder.name, "--daemonize", "no"),
-            *("--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction", "--loglevel", "warning"),
+            *("--bind", "127.0.0.1", "--port", str(self.port), "--dir", self._folder.name, "--daemonize", "no"),
+            *("--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction", "--loglevel", "notice"),
             *self._options,
         ]
 
     def _answers(self) -> bool:
         """Whether this very process answers, if only to say that it wants a password; the port may be another's."""
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as link:
-            link.settimeout(1.0)
-            link.connect(str(self.socket_path))
+        if READY not in self._log.read_bytes():
+            return False
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1.0) as link:
             link.sendall(b"PING\r\n")
             return link.recv(16).startswith((b"+PONG", b"-NOAUTH"))
         return False

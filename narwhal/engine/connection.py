@@ -203,7 +203,8 @@ class Connection(asyncio.Protocol):
         if transport is None:
             return
         if parser.reusable and not transport.is_closing() and transport.get_write_buffer_size() == 0:
-            self.resume()
+            if self._paused:
+                self.resume()
             self.reused = True
             self._on_idle(self)
         else:

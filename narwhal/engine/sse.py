@@ -21,6 +21,9 @@ HELD_BYTES_MAX: Final = 64 * 1024
 
 UNFINISHED: Final = (b'"finish_reason":null', b'"finish_reason": null')
 DONE: Final = b"[DONE]"
+TEXTS: Final = (b'"text":"', b'"content":"')
+NEVER: Final = b"\0"
+"""No frame starts with it."""
 
 
 class FrameScanner:
@@ -32,9 +35,11 @@ class FrameScanner:
 
     __slots__ = (
         "_choices",
+        "_closing",
         "_finished",
         "_flowing",
         "_held",
+        "_opening",
         "_parts",
         "_size",
         "_tail",
@@ -50,6 +55,8 @@ class FrameScanner:
         self._choices = choices
         self._finished: set[str] = set()
         self._flowing = False
+        self._opening = NEVER
+        self._closing = NEVER
         self._held: list[bytes] = []
         self._parts: list[bytes] = []
         self._size = 0
@@ -64,13 +71,13 @@ class FrameScanner:
     def feed(self, data: bytes) -> bytes:
         """Take bytes in and return those that may go to the client now; `frames` grows when the stream gets on."""
         if self._flowing and not self._parts and data.endswith(b"\n\n"):
+            if self._like_the_last(data):
+                self.frames += 1
+                return data
             count = data.count(b"\n\n")
-            if (
-                data.count(self._unfinished) == count == data.count(b'"finish_reason"')
-                and b'"error"' not in data
-                and b"[DONE]" not in data
-                and b"_transfer_params" not in data
-            ):
+            if self._unfinished_frames(data, count):
+                if count == 1 and self._opening == NEVER:
+                    self._learn(data)
                 self.frames += count
                 return data
         return self._feed_slowly(data)
@@ -84,6 +91,38 @@ class FrameScanner:
                 if unfinished <= 0
                 else f"the stream ended before {unfinished} of {self._choices} choices had finished"
             )
+
+    def _like_the_last(self, data: bytes) -> bool:
+        """Whether `data` is one frame that differs from one that was read only in a text without quotes.
+
+        Without a quote the text cannot end early, so what follows it is the known end of the frame.
+        """
+        opening, closing = self._opening, self._closing
+        return (
+            data.startswith(opening)
+            and data.endswith(closing)
+            and data.find(b'"', len(opening), len(data) - len(closing)) < 0
+        )
+
+    def _unfinished_frames(self, data: bytes, count: int) -> bool:
+        """Whether `data` is `count` frames of which each says once that its choice goes on, and nothing else of note.
+
+        Inside a JSON text every quote is escaped, so the words with their quotes are never part of one.
+        """
+        return (
+            data.count(self._unfinished) == count == data.count(b'"finish_reason"')
+            and b'"error"' not in data
+            and b"[DONE]" not in data
+            and b"_transfer_params" not in data
+        )
+
+    def _learn(self, frame: bytes) -> None:
+        """Remember what surrounds the text of a frame that says nothing of note."""
+        for mark in TEXTS:
+            before, found, after = frame.partition(mark)
+            text, quote, rest = after.partition(b'"')
+            if found and quote and b"\\" not in text and mark not in rest:
+                self._opening, self._closing = before + found, quote + rest
 
     def _feed_slowly(self, data: bytes) -> bytes:
         if self.failure is not None or self.complete:
@@ -125,6 +164,9 @@ class FrameScanner:
             return frame
         if data == DONE:
             return self._read_marker(frame)
+        if self.started and self._unfinished_frames(frame, 1):
+            self.frames += 1
+            return frame
         try:
             document = orjson.loads(data)
         except orjson.JSONDecodeError:

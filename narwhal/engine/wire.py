@@ -107,7 +107,7 @@ def _blocks_pinned(blocks: object) -> bool:
         raise KvTicketUnreadable("kv_transfer_params.remote_block_ids is missing or empty")
     groups = blocks if isinstance(blocks[0], list) else [blocks]
     for group in groups:
-        if not isinstance(group, list) or not all(type(block) is int and block >= 0 for block in group):
+        if not isinstance(group, list) or (group and (set(map(type, group)) != {int} or min(group) < 0)):
             raise KvTicketUnreadable("kv_transfer_params.remote_block_ids is not a list of block numbers")
     return any(groups)
 
@@ -145,9 +145,11 @@ def _refusal(answer: RawAnswer, engine: str) -> EngineRefusal:
 def read_choices(document: Mapping[str, Any], engine: str) -> list[dict[str, Any]]:
     """Return the choices of a result. Raises EngineFailedStatus when there are none or one of them did not finish."""
     choices = document.get("choices")
-    if not isinstance(choices, list) or not choices or not all(isinstance(choice, dict) for choice in choices):
+    if not isinstance(choices, list) or not choices:
         raise EngineFailedStatus(f"engine {engine} answered 200 without choices", status=200)
     for choice in choices:
+        if not isinstance(choice, dict):
+            raise EngineFailedStatus(f"engine {engine} answered 200 with a choice that is none", status=200)
         reason = choice.get("finish_reason")
         if not reason or reason in FAILED_FINISHES:
             raise EngineFailedStatus(f"engine {engine} answered 200 with finish reason {reason!r}", status=200)
@@ -163,10 +165,12 @@ def whole_answer(document: dict[str, Any], body: bytes) -> WholeAnswer:
 
 def strip_internal(document: dict[str, Any]) -> bool:
     """Remove fields that name hosts inside the fleet; return whether there were any with a value."""
-    found = [name for name in INTERNAL_FIELDS if document.get(name) is not None]
-    for name in found:
-        del document[name]
-    return bool(found)
+    found = False
+    for name in INTERNAL_FIELDS:
+        if document.get(name) is not None:
+            del document[name]
+            found = True
+    return found
 
 
 def read_usage(document: Mapping[str, Any]) -> Usage | None:

@@ -6,11 +6,10 @@ ids, roles, classes and words of closed lists; never a request, a client or an a
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from narwhal.core.control_plane import ControlPlane
@@ -18,6 +17,9 @@ from narwhal.core.events import Decision, EngineEjected, ProbeJudged
 from narwhal.core.vocabulary import Leg
 from narwhal.ports import Clock, EngineData
 from narwhal.serving.fleet_metrics import FleetCollector
+from narwhal.serving.tallies import Tally, Timing
+
+Kept = TypeVar("Kept", Tally, Timing)
 
 TTFT_BUCKETS: Final = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 DURATION_BUCKETS: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -41,26 +43,21 @@ class Metrics:
     def __init__(self, plane: ControlPlane, *, clock: Clock) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(FleetCollector(plane, clock))
-        counter = partial(Counter, registry=self.registry)
-        histogram = partial(Histogram, registry=self.registry)
-        self._requests = counter("narwhal_requests", "Finished requests", ["endpoint", "outcome"])
-        self._duration = histogram(
-            "narwhal_request_duration_seconds", "From head to last byte", ["endpoint"], buckets=DURATION_BUCKETS
+        self._requests = self._kept(Tally("narwhal_requests", "Finished requests", ("endpoint", "outcome")))
+        self._duration = self._kept(
+            Timing("narwhal_request_duration_seconds", "From head to last byte", DURATION_BUCKETS, "endpoint")
         )
-        self._ttft = histogram("narwhal_ttft_seconds", "To the first token of a stream", buckets=TTFT_BUCKETS)
-        self._chunk = histogram(
-            "narwhal_time_per_output_chunk_seconds", "Mean time between chunks of a stream", buckets=CHUNK_BUCKETS
+        self._ttft = self._kept(Timing("narwhal_ttft_seconds", "To the first token of a stream", TTFT_BUCKETS))
+        self._chunk = self._kept(
+            Timing("narwhal_time_per_output_chunk_seconds", "Mean time between chunks of a stream", CHUNK_BUCKETS)
         )
-        legs = histogram("narwhal_leg_duration_seconds", "Time of one leg", ["role"], buckets=DURATION_BUCKETS)
-        self._legs = {leg: legs.labels(leg.value) for leg in Leg}
-        self._tickets = counter("narwhal_kv_tickets", "KV tickets by what became of them", ["result"])
-        self._ticket_age = histogram(
-            "narwhal_kv_ticket_age_seconds", "Age of a KV ticket when it was spent or dropped", buckets=AGE_BUCKETS
+        self._legs = self._kept(Timing("narwhal_leg_duration_seconds", "Time of one leg", DURATION_BUCKETS, "role"))
+        self._tickets = self._kept(Tally("narwhal_kv_tickets", "KV tickets by what became of them", ("result",)))
+        self._ticket_age = self._kept(
+            Timing("narwhal_kv_ticket_age_seconds", "Age of a KV ticket when it was presented", AGE_BUCKETS)
         )
-        self._ejections = counter("narwhal_ejections", "Ejected engines", ["engine", "cause"])
-        self._probes = counter("narwhal_probes", "Judged probes", ["engine", "kind", "result"])
-        self._counted: dict[tuple[str, str], Counter] = {}
-        self._timed: dict[str, Histogram] = {}
+        self._ejections = self._kept(Tally("narwhal_ejections", "Ejected engines", ("engine", "cause")))
+        self._probes = self._kept(Tally("narwhal_probes", "Judged probes", ("engine", "kind", "result")))
 
     def watch_pool(self, pool: EngineData) -> None:
         """Show how many slots of the data pool are in use, and how many there are."""
@@ -70,15 +67,8 @@ class Metrics:
 
     def request_finished(self, figures: RequestFigures) -> None:
         """Count one finished request."""
-        key = (figures.endpoint, figures.outcome)
-        count = self._counted.get(key)
-        if count is None:
-            count = self._counted[key] = self._requests.labels(*key)
-        count.inc()
-        timed = self._timed.get(figures.endpoint)
-        if timed is None:
-            timed = self._timed[figures.endpoint] = self._duration.labels(figures.endpoint)
-        timed.observe(figures.duration_s)
+        self._requests.add(figures.endpoint, figures.outcome)
+        self._duration.observe(figures.duration_s, figures.endpoint)
         if figures.ttft_s is not None:
             self._ttft.observe(figures.ttft_s)
         if figures.chunk_s is not None:
@@ -86,11 +76,11 @@ class Metrics:
 
     def leg_finished(self, leg: Leg, duration_s: float) -> None:
         """Measure one leg, however it ended."""
-        self._legs[leg].observe(duration_s)
+        self._legs.observe(duration_s, leg)
 
     def ticket_ended(self, fate: str, age_s: float | None) -> None:
         """Count one KV ticket by its fate; `age_s` is how old it was when it was presented, if it ever was."""
-        self._tickets.labels(fate).inc()
+        self._tickets.add(fate)
         if age_s is not None:
             self._ticket_age.observe(age_s)
 
@@ -98,11 +88,15 @@ class Metrics:
         """Count what the core decided, where it is counted at all."""
         match decision:
             case EngineEjected():
-                self._ejections.labels(decision.engine, decision.cause).inc()
+                self._ejections.add(decision.engine, decision.cause)
             case ProbeJudged():
-                self._probes.labels(decision.engine, decision.kind, decision.result).inc()
+                self._probes.add(decision.engine, decision.kind, decision.result)
             case _:
                 pass
+
+    def _kept(self, collector: Kept) -> Kept:
+        self.registry.register(collector)
+        return collector
 
     async def handle(self, request: web.BaseRequest) -> web.Response:
         """Answer a scrape."""

@@ -227,3 +227,40 @@ def test_splitting_loses_no_byte(parts: list[bytes]) -> None:
     assert all(f.endswith((b"\n\n", b"\n\r\n")) for f in frames)
     assert b"\n\n" not in rest
     assert b"\n\r\n" not in rest
+
+
+NASTY = [
+    '","finish_reason":null',
+    '"error"',
+    "[DONE]",
+    "\\",
+    '\\"',
+    "\n\n",
+    "data: [DONE]\n\n",
+    "🐋",
+    '"finish_reason":"stop"',
+    "",
+]
+
+
+@given(
+    texts=st.lists(st.sampled_from(NASTY) | st.text(max_size=8), max_size=20),
+    ending=st.sampled_from(["done", "error", "cut", "no finish"]),
+    merged=st.sets(st.integers(0, 24)),
+)
+def test_no_text_is_taken_for_structure(texts: list[str], ending: str, merged: set[int]) -> None:
+    """Whatever a model says, in whichever pieces it comes: the bytes pass, and only a real ending ends the stream."""
+    frames = [text("first"), *map(text, texts)]
+    tail = {"done": [text("", "stop"), DONE], "error": [ERROR, DONE], "cut": [], "no finish": [DONE]}[ending]
+    pieces: list[bytes] = []
+    for number, piece in enumerate([*frames, *tail]):
+        if number in merged and pieces:
+            pieces[-1] += piece
+        else:
+            pieces.append(piece)
+    scanner, left = scan(*pieces)
+    scanner.at_end()
+    assert b"".join(left) == b"".join(frames + (tail if ending == "done" else []))
+    assert scanner.complete is (ending == "done")
+    assert (scanner.failure is None) is (ending == "done")
+    assert scanner.frames == len(frames) + (ending == "done")
