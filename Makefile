@@ -51,6 +51,10 @@ format: .venv/.dev ## Rewrite the code in the project's format
 e2e: .venv/.dev ## Run the tests with real router processes and a real Redis
 	$(PYTEST) -m e2e
 
+.PHONY: sim
+sim: .venv/.dev ## Replay simulated worlds: make sim SEED=7 HOURS=1
+	@$(BIN)/python -m narwhal.testing.simulation --seed $(or $(SEED),1) --hours $(or $(HOURS),0.1)
+
 .PHONY: test-docker
 test-docker: .venv/.dev ## Run the tests that need a Docker engine
 	$(BIN)/pytest $(ARGS) -m docker

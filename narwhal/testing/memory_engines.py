@@ -62,6 +62,12 @@ class MemoryEngines:
         self.full = False
         self.asked: list[tuple[str, str]] = []
 
+    def view(self) -> MemoryEngines:
+        """Return the same engines as another router sees them: with troubles of its own."""
+        view = MemoryEngines((), latency_s=self.latency_s)
+        view.engines = self.engines
+        return view
+
     def __getitem__(self, name: str) -> MemoryEngine:
         return self.engines[EngineId(name)]
 

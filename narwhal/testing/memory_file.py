@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import asyncio
 
-from narwhal.core.handoff import HandoffDocument, decode_handoff
+from narwhal.core.handoff import HandoffDocument
 from narwhal.core.vocabulary import FencingToken
 from narwhal.errors import HandoffRefused, HandoffRejected, StoreUnavailable
 from narwhal.store.refusals import refusal
 
 
 class MemoryDisk:
-    """What is on it, as text; `full` refuses writes, `delay_s` slows them, `torn` replaces the document by garbage."""
+    """What is on it. `full` refuses writes, `delay_s` slows them, `torn` makes the document unreadable."""
 
     def __init__(self) -> None:
-        self.handoff: str | None = None
+        self.handoff: HandoffDocument | None = None
+        self.torn = False
         self.token = FencingToken(0)
         self.full = False
         self.delay_s = 0.0
         self.written = 0
-
-    def tear(self) -> None:
-        """Leave half a document, as a disk that lies about fsync does."""
-        self.handoff = (self.handoff or '{"schema": "narwhal.handoff"')[:20]
 
     async def write(self) -> None:
         """Take the time of a write. Raises StoreUnavailable when the disk is full."""
@@ -54,14 +51,16 @@ class MemoryFile:
             if stored.order >= document.order:
                 raise HandoffRefused(refusal("VERSION", document.order, [stored.version]))
         await self.disk.write()
-        self.disk.handoff = document.encode()
+        self.disk.handoff, self.disk.torn = document, False
 
     async def get(self) -> HandoffDocument | None:
         """Return the stored document or None. Raises HandoffRejected."""
         return self._stored()
 
     def _stored(self) -> HandoffDocument | None:
-        return None if self.disk.handoff is None else decode_handoff(self.disk.handoff)
+        if self.disk.torn:
+            raise HandoffRejected(["(document): Invalid JSON: half a document, as a disk that lies leaves it"])
+        return self.disk.handoff
 
 
 class MemoryTokens:

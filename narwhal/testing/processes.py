@@ -54,6 +54,13 @@ class ProcessLoop(VirtualLoop):
         """Run `callback` in `process` as soon as it can."""
         self.call_soon(callback, *args, context=self._context_of(process))
 
+    def run_in(self, process: str, callback: Callable[[], object]) -> None:
+        """Run `callback` in `process` at this instant, or as soon as it is thawed."""
+        if self.frozen(process):
+            self.call_in(process, callback)
+        else:
+            self._context_of(process).run(callback)
+
     def call_outside(self, delay_s: float, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
         """Run `callback` in the world outside after `delay_s`: no process can hold it up."""
         return self.call_later(delay_s, callback, *args, context=self._outside)

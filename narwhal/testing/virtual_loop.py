@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 
 CALLBACKS_PER_INSTANT_MAX: Final = 1_000_000
+CANCELLED_KEPT_MAX: Final = 50
 
 
 class Deadlock(Exception):
@@ -86,9 +87,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
             )
 
     def _drop_cancelled(self) -> None:
+        if self._timer_cancelled_count > CANCELLED_KEPT_MAX and 2 * self._timer_cancelled_count > len(self._scheduled):
+            self._sweep()
         while self._scheduled and self._scheduled[0].cancelled():
             self._pop_timer()
             self._timer_cancelled_count -= 1
+
+    def _sweep(self) -> None:
+        """Forget every cancelled timer: most time-outs never come to pass."""
+        for timer in self._scheduled:
+            timer._scheduled = not timer.cancelled()  # type: ignore[attr-defined]
+        self._scheduled = [timer for timer in self._scheduled if not timer.cancelled()]
+        heapq.heapify(self._scheduled)
+        self._timer_cancelled_count = 0
 
     def _pop_timer(self) -> asyncio.TimerHandle:
         timer = heapq.heappop(self._scheduled)

@@ -272,7 +272,7 @@ async def test_the_newer_of_file_and_mirror_wins(
 async def test_a_torn_file_is_rejected_with_the_reason() -> None:
     b = Following()
     await b.host.file.put(b.write(5, 1))
-    b.host.disk.tear()
+    b.host.disk.torn = True
     await b.follower.resume_from_file()
     assert b.follower.rejected is not None
     assert b.follower.rejected.startswith("local file: handoff rejected:")
