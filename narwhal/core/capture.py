@@ -11,8 +11,9 @@ from math import inf
 
 from narwhal.core.engine import Ejection, Engine, PendingProbe
 from narwhal.core.fleet import Fleet
-from narwhal.core.handoff import EjectionPart, EnginePart, HandoffDocument, HoldPart, StreakPart
+from narwhal.core.handoff import EjectionPart, EnginePart, HandoffDocument, HoldPart, PairPart, StreakPart
 from narwhal.core.holds import Hold
+from narwhal.core.pairs import Apart, PairIds
 from narwhal.core.vocabulary import FailureClass, HoldKind, Leg, ProbeKind
 
 
@@ -21,8 +22,19 @@ def capture_engines(fleet: Fleet, *, now: float) -> tuple[EnginePart, ...]:
     return tuple(_engine_part(engine, now) for engine in fleet.engines.values())
 
 
+def capture_pairs(fleet: Fleet, *, now: float) -> tuple[PairPart, ...]:
+    """Return the pairs that are kept apart at loop time `now`."""
+    return tuple(
+        PairPart(prefill=pair.prefill, decode=pair.decode, age_s=max(0.0, now - apart.since), attempts=apart.attempts)
+        for pair, apart in sorted(fleet.pairs.apart.items())
+    )
+
+
 def restore_engines(fleet: Fleet, document: HandoffDocument, *, now: float) -> None:
-    """Put every engine of `fleet` where `document` says; the engine sets must match."""
+    """Put every engine of `fleet`, and every pair, where `document` says; the engine sets must match.
+
+    A probe of a pair that is kept apart is due at once.
+    """
     for part in document.engines:
         engine = fleet.engines[part.id]
         engine.role = part.role
@@ -38,6 +50,12 @@ def restore_engines(fleet: Fleet, document: HandoffDocument, *, now: float) -> N
                 engine.streaks.by_leg[streak.failure_class, streak.leg] = streak.count
         engine.refresh()
     fleet.index_roles()
+    fleet.pairs.streaks.clear()
+    fleet.pairs.apart = {
+        PairIds(part.prefill, part.decode): Apart(since=now - part.age_s, due_at=now, attempts=part.attempts)
+        for part in document.pairs_apart
+        if {part.prefill, part.decode} <= fleet.engines.keys()
+    }
 
 
 def _engine_part(engine: Engine, now: float) -> EnginePart:

@@ -39,10 +39,14 @@ class LegReleased:
 
 @dataclass(frozen=True, slots=True)
 class LegSucceeded:
-    """A prefill yielded a readable ticket, or a decode stream reached its terminal marker after a finish reason."""
+    """A prefill yielded a readable ticket, or a decode stream reached its terminal marker after a finish reason.
+
+    `partner` is the prefill engine whose ticket the decode used, if it used one.
+    """
 
     engine: EngineId
     leg: Leg
+    partner: EngineId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +266,25 @@ class ProbeJudged:
 
 
 @dataclass(frozen=True, slots=True)
+class PairParted:
+    """Two engines that work with others fail together: placement keeps them apart until a probe due at `next_at`."""
+
+    prefill: EngineId
+    decode: EngineId
+    detail: str
+    next_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class PairRejoined:
+    """Placement may use the pair again."""
+
+    prefill: EngineId
+    decode: EngineId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class DrainSettled:
     """A drained engine has no resident work left."""
 
@@ -308,6 +331,8 @@ Decision = (
     | EvidenceCleared
     | ProbeOrdered
     | ProbeJudged
+    | PairParted
+    | PairRejoined
     | DrainSettled
     | ReadmissionBlocked
     | ConsolidationRiskChanged

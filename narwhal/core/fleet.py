@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from narwhal.config import EngineEntry, RecoverySection
-from narwhal.core.engine import Ejection, Engine, Remark
+from narwhal.core.engine import Ejection, Engine, PendingProbe, Remark
 from narwhal.core.events import (
     Decision,
     DrainCancelled,
@@ -41,6 +41,7 @@ from narwhal.core.events import (
 )
 from narwhal.core.evidence import ACTION, INFERENCE_CLASSES
 from narwhal.core.holds import RULES, Hold
+from narwhal.core.pairs import PairIds, Pairs
 from narwhal.core.probing import Probing
 from narwhal.core.readmission import Readmission
 from narwhal.core.verdict import judge
@@ -73,6 +74,7 @@ class Fleet:
         self.index_roles()
         self._legs_placed = 0
         self.probing = Probing(self)
+        self.pairs = Pairs(self)
         self.readmission = Readmission(self)
 
     def index_roles(self) -> None:
@@ -96,7 +98,7 @@ class Fleet:
                 return []
             case LegSucceeded():
                 engine.interval.succeeded += 1
-                return self._succeeded(engine, SUCCESS_OF_LEG[event.leg], now)
+                return self._leg_succeeded(engine, event, now)
             case LegRefused():
                 return self._succeeded(engine, Success.CLIENT_ERROR, now)
             case LegFailed():
@@ -142,7 +144,10 @@ class Fleet:
                 return self._readmitted(engine, event, now)
 
     def tick(self, *, now: float) -> list[Decision]:
-        """Let time pass: end quarantines whose deadline is over, probing the engine if its evidence still stands."""
+        """Let time pass: end quarantines whose deadline is over, probing the engine if its evidence still stands.
+
+        Pairs that are kept apart are probed when they are due.
+        """
         decisions: list[Decision] = []
         for engine in self.engines.values():
             quarantine = engine.holds.get(HoldKind.FAILURE_QUARANTINE)
@@ -152,6 +157,12 @@ class Fleet:
             standing = engine.streaks.full(self.recovery.eject_after)
             if standing and engine.ejection is None:
                 decisions += self._verify(engine, standing[0], quarantine.partner, now)
+        return decisions + self.pairs.due(now=now)
+
+    def _leg_succeeded(self, engine: Engine, event: LegSucceeded, now: float) -> list[Decision]:
+        decisions = self._succeeded(engine, SUCCESS_OF_LEG[event.leg], now)
+        if event.leg is Leg.DECODE and event.partner is not None:
+            decisions += self.pairs.served(PairIds(event.partner, engine.id))
         return decisions
 
     def _succeeded(self, engine: Engine, success: Success, now: float) -> list[Decision]:
@@ -167,8 +178,11 @@ class Fleet:
 
     def _failed(self, engine: Engine, event: LegFailed, now: float) -> list[Decision]:
         streak = engine.streaks.fail(event.failure_class, event.leg)
-        if streak < self.recovery.eject_after or engine.ejection is not None:
+        suspicion = self.pairs.failed(engine, event)
+        if engine.ejection is not None:
             return []
+        if streak < self.recovery.eject_after:
+            return [] if suspicion is None else self._verify(suspicion.engine, suspicion.cause, suspicion.partner, now)
         decisions: list[Decision] = []
         match ACTION[event.failure_class]:
             case Action.EJECT:
@@ -223,7 +237,7 @@ class Fleet:
         known, engine.generation = engine.generation, generation
         if known is None or known == generation:
             return []
-        decisions = self._cleared(engine, engine.streaks.clear(), "new process")
+        decisions = self._cleared(engine, engine.streaks.clear(), "new process") + self.pairs.forget(engine.id)
         detail = f"process {known} was replaced by {generation}"
         return decisions + self.eject(engine, EjectionCause.GENERATION_CHANGED, 0, detail, now)
 
@@ -249,6 +263,7 @@ class Fleet:
         decisions: list[Decision] = [
             self.probing.finished(engine, ProbeKind.INFERENCE, verdict.result, verdict.detail, now)
         ]
+        decisions += self.pairs.probed(engine, event.findings, now)
         if verdict.result is ProbeResult.PASSED:
             reason = "inference probe passed"
             success = SUCCESS_OF_LEG[Leg(engine.role.value)]
@@ -257,11 +272,21 @@ class Fleet:
             decisions += self._lift_all(engine, [k for k in engine.holds if RULES[k].inference_ends_it], reason, now)
         if verdict.result is ProbeResult.FAILED:
             decisions += self.eject(engine, EjectionCause.INFERENCE_PROBE, 0, verdict.detail, now)
-        if verdict.next_suspect is not None and not probe.passed_on:
-            suspect = self.engines[verdict.next_suspect]
-            if suspect.ejection is None:
-                decisions += self._verify(suspect, FailureClass.KV_HANDOFF, engine.id, now, passed_on=True)
+        if verdict.next_suspect is not None:
+            decisions += self._pass_on(engine, self.engines[verdict.next_suspect], event, probe, now)
         return decisions
+
+    def _pass_on(
+        self, engine: Engine, suspect: Engine, event: InferenceProbed, probe: PendingProbe, now: float
+    ) -> list[Decision]:
+        """Suspect the partner of a cleared engine; if both were cleared in turn, it is the pair that does not work."""
+        transfers = [f for f in event.findings if f.conclusive and f.failed_leg is Leg.DECODE]
+        pairs = {PairIds(f.prefill, f.decode): f.detail for f in transfers if suspect.id in (f.prefill, f.decode)}
+        if suspect.ejection is not None or pairs.keys() & self.pairs.apart.keys():
+            return []
+        if not probe.passed_on:
+            return self._verify(suspect, FailureClass.KV_HANDOFF, engine.id, now, passed_on=True)
+        return [decision for pair, detail in pairs.items() for decision in self.pairs.part(pair, detail, now)]
 
     @staticmethod
     def _too_late(engine: Engine, kind: ProbeKind) -> list[Decision]:
@@ -285,7 +310,7 @@ class Fleet:
         engine.streaks.clear()
         engine.probes.clear()
         ended = [kind for kind in engine.holds if kind is not HoldKind.OPERATOR_DRAIN or event.clears_drain]
-        decisions = self._lift_all(engine, ended, "readmitted", now)
+        decisions = self._lift_all(engine, ended, "readmitted", now) + self.pairs.forget(engine.id)
         engine.refresh()
         engine.history.append(Remark(now, "readmitted", "every check passed"))
         return [*decisions, EngineReadmitted(engine.id, engine.generation)]

@@ -83,6 +83,15 @@ class EnginePart(_Part):
     streaks: tuple[StreakPart, ...] = ()
 
 
+class PairPart(_Part):
+    """A prefill and a decode engine that are kept apart, for how long, and how often it was tried to rejoin them."""
+
+    prefill: EngineId
+    decode: EngineId
+    age_s: Age
+    attempts: Count = 0
+
+
 class ConsolidationPart(_Part):
     """A role whose work rests on at most one eligible engine, and for how long."""
 
@@ -108,6 +117,7 @@ class HandoffDocument(_Part):
     lease: LeasePart
     written_wall: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     engines: tuple[EnginePart, ...]
+    pairs_apart: tuple[PairPart, ...] = ()
     consolidation_risk: tuple[ConsolidationPart, ...] = ()
     counters: dict[str, Count] = {}
 

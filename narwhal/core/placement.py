@@ -51,10 +51,19 @@ def choose_one(fleet: Fleet, role: Role, *, now: float, exclude: frozenset[Engin
     return best
 
 
+def choose_decode(
+    fleet: Fleet, prefill: Engine | None, *, now: float, exclude: frozenset[EngineId] = NOBODY
+) -> Engine | None:
+    """Return the decode engine for a ticket of `prefill`, avoiding those that are kept apart from it."""
+    if prefill is not None and fleet.pairs.apart:
+        exclude |= fleet.pairs.apart_from(prefill.id)
+    return choose_one(fleet, Role.DECODE, now=now, exclude=exclude)
+
+
 def choose(fleet: Fleet, *, now: float, exclude: frozenset[EngineId] = NOBODY) -> Pair | Exhausted:
     """Return the pair for a new attempt, avoiding `exclude` where another engine exists."""
     prefill = choose_one(fleet, Role.PREFILL, now=now, exclude=exclude)
-    decode = choose_one(fleet, Role.DECODE, now=now, exclude=exclude)
+    decode = choose_decode(fleet, prefill, now=now, exclude=exclude)
     if prefill is not None and decode is not None:
         return Pair(prefill, decode)
     return Exhausted(missing_roles(fleet, now=now))

@@ -59,7 +59,7 @@ class LegWatch:
 
     def succeeded(self) -> None:
         """A ticket was read, or the decode reached its end."""
-        self._deps.report(LegSucceeded(self._engine, self._leg))
+        self._deps.report(LegSucceeded(self._engine, self._leg, self._partner))
 
     def refused(self) -> None:
         """The engine found the client's mistake."""

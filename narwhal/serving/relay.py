@@ -15,7 +15,7 @@ from aiohttp import web
 from narwhal.core.counters import CounterName
 from narwhal.core.engine import Engine
 from narwhal.core.faults import EngineFault
-from narwhal.core.placement import Exhausted, choose, choose_one
+from narwhal.core.placement import Exhausted, choose, choose_decode, choose_one
 from narwhal.core.readiness import exhausted
 from narwhal.core.vocabulary import Role
 from narwhal.ports import EngineRefusal, Legs
@@ -170,7 +170,7 @@ class Relay:
         """
         if attempt.prefill is None:
             return None
-        engine = choose_one(self._plane.fleet, Role.DECODE, now=asyncio.get_running_loop().time())
+        engine = choose_decode(self._plane.fleet, attempt.prefill, now=asyncio.get_running_loop().time())
         if engine is None:
             if attempt.ticket is not None:
                 attempt.ticket.discard()

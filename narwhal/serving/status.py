@@ -63,11 +63,25 @@ def engine_status(
             "next_attempt_s": round(max(0.0, ejection.retry_at - now), 1),
         },
         "holds": [_hold_status(plane, engine, hold, now=now) for hold in engine.holds.values()],
+        "apart_from": _apart_from(plane, engine, now=now),
         "streaks": dict(engine.streaks.by_class),
         "leg_streaks": {f"{c}/{leg}": count for (c, leg), count in engine.streaks.by_leg.items()},
         "interval": {"succeeded": engine.interval.succeeded, "failed": engine.interval.failed},
         "history": [{"age_s": round(now - r.at, 1), "what": r.what, "why": r.why} for r in engine.history],
     }
+
+
+def _apart_from(plane: ControlPlane, engine: Engine, *, now: float) -> list[dict[str, Any]]:
+    """Return the engines that placement keeps apart from `engine`, since when, and when the pair is probed again."""
+    return [
+        {
+            "engine": pair.decode if engine.id == pair.prefill else pair.prefill,
+            "age_s": round(now - apart.since, 1),
+            "next_probe_s": None if apart.due_at == inf else round(max(0.0, apart.due_at - now), 1),
+        }
+        for pair, apart in plane.fleet.pairs.apart.items()
+        if engine.id in pair
+    ]
 
 
 def engine_state(engine: Engine, *, now: float) -> str:

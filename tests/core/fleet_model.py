@@ -37,6 +37,10 @@ ROW: Final = {
 }
 """The source's clearing table, written out again."""
 
+TRANSFER: Final = {"stream", "inference_status"}
+ON_ITS_TICKETS: Final = ("kv_handoff", "decode")
+"""A prefill engine's streak of decode legs that failed over its tickets."""
+
 INFERENCE: Final = {"stream", "inference_status", "kv_handoff"}
 
 
@@ -122,13 +126,18 @@ class FleetModel:
                 model.inflight[leg] += 1
             case LegReleased(leg=leg):
                 model.inflight[leg] -= 1
-            case LegSucceeded(leg=leg):
+            case LegSucceeded(leg=leg, partner=partner):
                 model.served(leg)
+                if leg == "decode":
+                    self._ticket_served(partner)
             case LegRefused():
                 model.clear(ROW["client_error"])
-            case LegFailed(failure_class=name, leg=leg):
+            case LegFailed(failure_class=name, leg=leg, partner=partner):
                 model.by_class[name] = model.by_class.get(name, 0) + 1
                 model.by_leg[name, leg] = model.by_leg.get((name, leg), 0) + 1
+                if partner is not None and leg == "decode" and name in TRANSFER:
+                    by_leg = self.engines[partner].by_leg
+                    by_leg[ON_ITS_TICKETS] = by_leg.get(ON_ITS_TICKETS, 0) + 1
             case HealthAnswered():
                 model.clear(ROW["health"])
             case HealthProbed() | InferenceProbed():
@@ -159,6 +168,10 @@ class FleetModel:
             del model.running[kind]
             if judged.result is ProbeResult.INCONCLUSIVE:
                 model.waiting.add(kind)
+            if isinstance(event, InferenceProbed):
+                for finding in event.findings:
+                    if finding.conclusive and finding.failed_leg is None:
+                        self._ticket_served(finding.prefill)
         else:
             assert judged.result is ProbeResult.INCONCLUSIVE, "a late verdict counted"
         if isinstance(event, HealthProbed):
@@ -167,3 +180,7 @@ class FleetModel:
         elif judged.result is ProbeResult.PASSED:
             model.served(model.role)
             model.clear(INFERENCE, legs=True)
+
+    def _ticket_served(self, prefill: EngineId | None) -> None:
+        if prefill is not None:
+            self.engines[prefill].by_leg.pop(ON_ITS_TICKETS, None)

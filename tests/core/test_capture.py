@@ -16,6 +16,7 @@ from narwhal.core.events import (
     ReadmissionFailed,
 )
 from narwhal.core.handoff import HandoffDocument, LeasePart, decode_handoff
+from narwhal.core.pairs import PairIds
 from narwhal.core.vocabulary import FailureClass, FencingToken, HoldKind, Leg, ProbeKind, ReadmissionStep, Role
 from tests.core.fleets import D1, D2, P1, P2, make_plane, unclear
 from tests.core.leases import A
@@ -40,6 +41,7 @@ def busy_plane() -> ControlPlane:
     for _ in range(3):
         plane.apply(LegFailed(D1, Leg.DECODE, F.STREAM, P2), now=940.0)
     plane.apply(InferenceProbed(D1, (unclear(P2, D1),)), now=950.0)
+    plane.fleet.pairs.part(PairIds(P1, D1), "no link", 955.0)
     plane.apply(EjectionOrdered(D2, "bob", "smells"), now=960.0)
     plane.apply(ReadmissionFailed(D2, ReadmissionStep.KV_TRANSFER, "no partner"), now=970.0)
     plane.apply(LegStarted(P2, Leg.PREFILL), now=980.0)
@@ -115,7 +117,13 @@ def test_streaks_survive_so_that_a_takeover_gives_no_fresh_start() -> None:
     plane = restored(busy_plane())
     streaks = plane.fleet.engines[P2].streaks
     assert streaks.by_class == {F.TIMEOUT: 1}
-    assert streaks.by_leg == {(F.TIMEOUT, Leg.PREFILL): 1}
+    assert streaks.by_leg == {(F.TIMEOUT, Leg.PREFILL): 1, (F.KV_HANDOFF, Leg.DECODE): 3}
+
+
+def test_a_pair_that_is_kept_apart_survives_and_is_probed_as_soon_as_its_engines_can_be_used() -> None:
+    plane = restored(busy_plane())
+    ((pair, apart),) = plane.fleet.pairs.apart.items()
+    assert (pair, apart.since, apart.due_at, apart.attempts) == ((P1, D1), NOW - 45, NOW, 1)
 
 
 def test_generations_survive() -> None:
@@ -182,3 +190,4 @@ def test_what_the_document_does_not_say_is_undone() -> None:
     plane.restore(written(make_plane(), now=THEN), now=THEN)
     assert all(engine.eligible(THEN) for engine in plane.fleet.engines.values())
     assert all(not engine.probes and not engine.streaks.by_leg for engine in plane.fleet.engines.values())
+    assert plane.fleet.pairs.apart == {}

@@ -101,9 +101,16 @@ class FleetMachine(RuleBasedStateMachine):
         for _ in range(times):
             self.happens(LegFailed(self.known(engine), leg, failure_class))
 
-    @rule(engine=engines, leg=legs)
-    def a_leg_succeeds(self, engine: EngineId, leg: Leg) -> None:
-        self.happens(LegSucceeded(self.known(engine), leg))
+    @rule(engine=engines, leg=legs, partner=st.none() | engines)
+    def a_leg_succeeds(self, engine: EngineId, leg: Leg, partner: EngineId | None) -> None:
+        recorded = self.known(partner) if partner is not None else None
+        self.happens(LegSucceeded(self.known(engine), leg, recorded))
+
+    @rule(prefill=engines, decode=engines, times=st.integers(2, 4))
+    def a_pair_keeps_failing(self, prefill: EngineId, decode: EngineId, times: int) -> None:
+        for _ in range(times):
+            failed = LegFailed(self.known(decode), Leg.DECODE, FailureClass.STREAM, self.known(prefill))
+            self.happens(failed)
 
     @rule(engine=engines, leg=legs)
     def a_request_is_refused(self, engine: EngineId, leg: Leg) -> None:
@@ -250,10 +257,17 @@ class FleetMachine(RuleBasedStateMachine):
     @invariant()
     def every_verification_has_a_probe_that_will_end_it(self) -> None:
         for engine in self.fleet.engines.values():
-            held = HoldKind.INFERENCE_VERIFICATION in engine.holds
-            assert held == (ProbeKind.INFERENCE in engine.probes)
+            if HoldKind.INFERENCE_VERIFICATION in engine.holds:
+                assert ProbeKind.INFERENCE in engine.probes
             for probe in engine.probes.values():
                 assert probe.running or probe.due_at < float("inf")
+
+    @invariant()
+    def every_pair_that_is_apart_will_be_probed_or_starts_afresh(self) -> None:
+        for pair, apart in self.fleet.pairs.apart.items():
+            decode = self.fleet.engines[pair.decode]
+            out = decode.ejection is not None or self.fleet.engines[pair.prefill].ejection is not None
+            assert apart.due_at < float("inf") or ProbeKind.INFERENCE in decode.probes or out
 
     @invariant()
     def work_in_flight_adds_up_and_is_never_negative(self) -> None:
