@@ -97,14 +97,21 @@ async def test_faults_from_the_command_line_are_in_force_and_heal_over_the_admin
     assert (await _post(http, engine.ready["url"], COMPLETION))[0] == 200
 
 
+async def _exchange(port: int | None, request: bytes) -> bytes:
+    """Return the answer to `request`; a reset may come as early as in the middle of connecting."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(request)
+        return await reader.read()
+    finally:
+        writer.close()
+
+
 async def test_connections_are_reset_under_the_loop_of_the_process_too(launch: Launch) -> None:
     engine = await launch("decode", "--fault", "refuse=rst,times=1", "--fault", "info:reset")
     for request in (b"", b"GET /version HTTP/1.1\r\nHost: stub\r\n\r\n"):
-        reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(engine.ready["url"]).port)
-        writer.write(request)
         with pytest.raises(ConnectionResetError):
-            await reader.read()
-        writer.close()
+            await _exchange(urlsplit(engine.ready["url"]).port, request)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
