@@ -21,6 +21,7 @@ from narwhal.core.events import (
     EvidenceCleared,
     FleetEvent,
     MonitoringDegraded,
+    PairParted,
     ProbeJudged,
     ProbeOrdered,
 )
@@ -28,7 +29,7 @@ from narwhal.core.vocabulary import ProbeResult
 
 log = structlog.get_logger()
 
-WARNINGS: Final = (EngineEjected, MonitoringDegraded)
+WARNINGS: Final = (EngineEjected, MonitoringDegraded, PairParted)
 QUIET: Final = (EvidenceCleared, ProbeOrdered)
 
 

@@ -76,6 +76,10 @@ class FleetCollector(Collector):
             for failure_class in FailureClass:
                 evidence.add_metric([engine.id, failure_class], engine.streaks.longest(failure_class))
         yield from (state, inflight, evidence)
+        apart = GaugeMetricFamily("narwhal_pairs_apart", "1 for a pair kept apart", labels=["prefill", "decode"])
+        for pair in self._plane.fleet.pairs.apart:
+            apart.add_metric(list(pair), 1)
+        yield apart
 
 
 def _now() -> float:

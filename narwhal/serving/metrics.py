@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from narwhal.core.control_plane import ControlPlane
-from narwhal.core.events import Decision, EngineEjected, ProbeJudged
 from narwhal.core.vocabulary import Leg
 from narwhal.ports import Clock, EngineData
+from narwhal.serving.decision_metrics import DecisionMetrics
 from narwhal.serving.fleet_metrics import FleetCollector
 from narwhal.serving.tallies import Tally, Timing
 
@@ -56,8 +56,7 @@ class Metrics:
         self._ticket_age = self._kept(
             Timing("narwhal_kv_ticket_age_seconds", "Age of a KV ticket when it was presented", AGE_BUCKETS)
         )
-        self._ejections = self._kept(Tally("narwhal_ejections", "Ejected engines", ("engine", "cause")))
-        self._probes = self._kept(Tally("narwhal_probes", "Judged probes", ("engine", "kind", "result")))
+        self.decision_made = DecisionMetrics(self.registry).decision_made
 
     def watch_pool(self, pool: EngineData) -> None:
         """Show how many slots of the data pool are in use, and how many there are."""
@@ -83,16 +82,6 @@ class Metrics:
         self._tickets.add(fate)
         if age_s is not None:
             self._ticket_age.observe(age_s)
-
-    def decision_made(self, decision: Decision) -> None:
-        """Count what the core decided, where it is counted at all."""
-        match decision:
-            case EngineEjected():
-                self._ejections.add(decision.engine, decision.cause)
-            case ProbeJudged():
-                self._probes.add(decision.engine, decision.kind, decision.result)
-            case _:
-                pass
 
     def _kept(self, collector: Kept) -> Kept:
         self.registry.register(collector)

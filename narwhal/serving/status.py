@@ -7,7 +7,7 @@ from math import inf
 from typing import Any
 
 from narwhal.core.control_plane import ControlPlane
-from narwhal.core.engine import Engine
+from narwhal.core.engine import Engine, PendingProbe
 from narwhal.core.holds import Hold
 from narwhal.core.vocabulary import EngineId, HoldKind, ProbeKind
 
@@ -63,11 +63,24 @@ def engine_status(
             "next_attempt_s": round(max(0.0, ejection.retry_at - now), 1),
         },
         "holds": [_hold_status(plane, engine, hold, now=now) for hold in engine.holds.values()],
+        "probes": [_probe_status(kind, probe, now=now) for kind, probe in engine.probes.items()],
         "apart_from": _apart_from(plane, engine, now=now),
         "streaks": dict(engine.streaks.by_class),
         "leg_streaks": {f"{c}/{leg}": count for (c, leg), count in engine.streaks.by_leg.items()},
         "interval": {"succeeded": engine.interval.succeeded, "failed": engine.interval.failed},
         "history": [{"age_s": round(now - r.at, 1), "what": r.what, "why": r.why} for r in engine.history],
+    }
+
+
+def _probe_status(kind: ProbeKind, probe: PendingProbe, *, now: float) -> dict[str, Any]:
+    """Return what a probe is for, whether it runs now, and else when it runs next."""
+    return {
+        "kind": kind,
+        "cause": probe.cause,
+        "partner": probe.partner,
+        "running": probe.running,
+        "inconclusive": probe.attempts,
+        "next_s": None if probe.running else round(max(0.0, probe.due_at - now), 1),
     }
 
 
@@ -101,5 +114,6 @@ def _hold_status(plane: ControlPlane, engine: Engine, hold: Hold, *, now: float)
         "actor": hold.actor,
         "remaining_s": None if hold.until == inf else round(max(0.0, hold.until - now), 1),
         "settled": hold.settled,
+        "inconclusive_probes": hold.attempts,
         "next_probe_s": None if next_at is None else round(max(0.0, next_at - now), 1),
     }
