@@ -38,6 +38,8 @@ PROBE_TOKENS: Final = 4
 LOOP_LATE_S: Final = 0.25
 """If the loop looks at a deadline this much after it passed, the deadline measured us and not the engine."""
 
+NOT_OFFERED: Final = 404
+
 _SAMPLE: Final = re.compile(
     rb"^(?:\w+:)?(process_start_time_seconds|num_requests_running|num_requests_waiting|kv_cache_usage_perc|token_usage"
     rb"|num_running_reqs|num_queue_reqs)(?:\{[^}\n]*\})? ([-+.\w]+)",
@@ -87,11 +89,13 @@ class ControlClient:
         return tuple(card for card in cards if isinstance(card, dict))
 
     async def telemetry(self, engine: EngineAddress, *, timeout_s: float) -> EngineTelemetry | None:
-        """Return what /metrics says, or None when it gave no readable answer."""
+        """Return what /metrics says, nothing if it is not offered, or None when it gave no readable answer."""
         try:
             answer = await self._get(engine, "/metrics", timeout_s)
         except (_Inconclusive, EngineFault):
             return None
+        if answer.status == NOT_OFFERED:
+            return EngineTelemetry(generation=None)
         return read_telemetry(answer.body) if answer.status == 200 else None
 
     async def infer(

@@ -100,6 +100,16 @@ async def test_an_unreadable_answer_is_no_card_and_no_telemetry(
     assert await client.control.telemetry(address(pair, "p"), timeout_s=2) is None
 
 
+async def test_an_engine_that_offers_no_metrics_says_nothing_and_is_not_unreadable(
+    client: EngineClient, pair: dict[str, StubEngine]
+) -> None:
+    """It can be readmitted: there is no identity to compare."""
+    await pair["p"].set_faults([parse_fault("info:status=404")])
+    telemetry = await client.control.telemetry(address(pair, "p"), timeout_s=2)
+    assert telemetry is not None
+    assert (telemetry.generation, telemetry.running) == (None, None)
+
+
 async def test_a_good_pair_passes_and_every_probe_has_a_fresh_prompt(
     client: EngineClient, pair: dict[str, StubEngine]
 ) -> None:
