@@ -142,6 +142,15 @@ class World:
     router: LiveRouter
     http: aiohttp.ClientSession
     config: Config
+    running: asyncio.Task[int] | None = None
+
+    async def end(self) -> None:
+        """Stop the router and its client; the engines go on."""
+        await self.http.close()
+        if self.running is not None:
+            self.router.stop()
+            running, self.running = self.running, None
+            assert await asyncio.wait_for(running, timeout=10) == 0
 
     @property
     def plane(self) -> ControlPlane:
@@ -255,22 +264,25 @@ class Worlds:
                 engines[f"{role[0]}{number}"] = one
         return await self.front(engines, *layers, router=router)
 
-    async def front(self, engines: dict[str, StubEngine], *layers: Settings, router: RouterKind = LiveRouter) -> World:
-        """Put a router in front of running engines."""
-        config = make_config({name: (e.url, e.settings.role) for name, e in engines.items()}, *layers)
-        running = router(config, ServeOptions(solo=True), self.folder)
-        task = asyncio.create_task(running.run())
+    async def front(
+        self,
+        engines: dict[str, StubEngine],
+        *layers: Settings,
+        router: RouterKind = LiveRouter,
+        resume: bool = False,
+        urls: Mapping[str, str] | None = None,
+    ) -> World:
+        """Put a router in front of running engines, and wait for its first passes.
 
-        async def stop() -> None:
-            running.stop()
-            assert await asyncio.wait_for(task, timeout=10) == 0
-
-        self._takedown.append(stop)
-        await wait_until(lambda: running.listens or task.done())
-        http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20))
-        self._takedown.append(http.close)
-        world = World(engines, running, http, config)
-        await wait_until(world.is_ready)
+        `resume` lets it take up the state of a router before it; `urls` replaces the addresses of some engines.
+        """
+        addresses = {name: ((urls or {}).get(name, e.url), e.settings.role) for name, e in engines.items()}
+        config = make_config(addresses, *layers)
+        running = router(config, ServeOptions(solo=True, resume=resume), self.folder)
+        world = World(engines, running, aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)), config)
+        self._takedown.append(world.end)
+        world.running = asyncio.create_task(running.run())
+        await wait_until(lambda: running.listens and running.plane.serving)
         await wait_until(lambda: world.plane.monitoring.passes >= 2)
         return world
 
