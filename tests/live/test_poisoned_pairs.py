@@ -111,7 +111,9 @@ async def test_a_fleet_whose_prefills_are_all_poisoned_says_so_and_returns_with_
     assert refused.headers["X-Narwhal-Not-Executed"] == "1"
     for name in ("p1", "p2"):
         await world.heal(name)
+        before = world[name].generation
         await world.engines[name].restart_generation()
+        await wait_until(lambda name=name, before=before: world[name].generation not in (None, before))
     await wait_until(lambda: all(world.eligible(name) for name in world.engines))
     assert not failed(await world.ask_often(6))
 

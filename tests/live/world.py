@@ -116,13 +116,18 @@ class Reply:
         return [event if event == "[DONE]" else json.loads(event) for event in events]
 
     @property
+    def choices(self) -> list[dict[str, Any]]:
+        """Every choice of every frame of a stream."""
+        return [choice for frame in self.frames if frame != "[DONE]" for choice in frame.get("choices", ())]
+
+    @property
     def served(self) -> bool:
         if self.status != 200:
             return False
         if not self.stream:
             return bool(json.loads(self.content)["choices"][0]["finish_reason"])
         frames = self.frames
-        finished = any(choice["finish_reason"] for f in frames[:-1] for choice in f.get("choices", ()))
+        finished = any(choice["finish_reason"] for choice in self.choices)
         return finished and frames[-1] == "[DONE]" and not any("error" in frame for frame in frames[:-1])
 
     @property
