@@ -55,6 +55,10 @@ e2e: .venv/.dev ## Run the tests with real router processes and a real Redis
 sim: .venv/.dev ## Replay simulated worlds: make sim SEED=7 HOURS=1
 	@$(BIN)/python -m narwhal.testing.simulation --seed $(or $(SEED),1) --hours $(or $(HOURS),0.1)
 
+.PHONY: golden
+golden: .venv/.dev ## Write what the core answers now into the scenario files, for review
+	@$(BIN)/python -m tests.scenarios
+
 .PHONY: test-docker
 test-docker: .venv/.dev ## Run the tests that need a Docker engine
 	$(BIN)/pytest $(ARGS) -m docker
