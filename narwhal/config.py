@@ -195,6 +195,11 @@ class HaSection(Section):
     peer_poll_every_s: Seconds = Field(0.25, description="time between two looks of a standby at the active's /ready")
     peer_timeout_s: Seconds = Field(0.5, description="longest wait for the active's /ready")
     takeover_misses: PositiveCount = Field(3, description="signs against the active in a row before a standby claims")
+    peers_direct: bool = Field(
+        False,
+        description="no proxy or NAT stands between the routers, so that a cut lifeline and refused connections prove"
+        " the active's death",
+    )
 
     @field_validator("redis_url")
     @classmethod

@@ -49,12 +49,19 @@ class LeaseStore(Protocol):
         ...
 
     async def acquire(
-        self, candidate: LeaseRecord, *, floor: FencingToken, epoch: str | None, after: FencingToken | None = None
+        self,
+        candidate: LeaseRecord,
+        *,
+        floor: FencingToken,
+        epoch: str | None,
+        after: FencingToken | None = None,
+        deposing: LeaseRecord | None = None,
     ) -> AcquireAnswer:
         """Take the lease for `candidate.ttl_ms` if nobody holds it, minting a token above `floor` and all before.
 
         `epoch` is the data set observed, and `after` the highest token granted in it: if the store is another one, or
         has granted another term since, the answer is DataLost. None expects nothing. Idempotent for one incarnation.
+        A lease that is exactly the term in `deposing`, which is known to be over, counts as held by nobody.
         """
         ...
 
@@ -111,11 +118,26 @@ class RouterPeer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PeerLook:
-    """One look at a peer. `token` is what it claims to hold; `detail` goes to the log."""
+    """One look at a peer. `token` is its latest term, `term_over` its word that it will never admit under it again.
+
+    `detail` goes to the log.
+    """
 
     sign: PeerSign
     token: FencingToken | None = None
     detail: str = ""
+    term_over: bool = False
+
+
+class HolderWatch(Protocol):
+    """The kernel's word on the process that holds the lease."""
+
+    async def death(self, holder: LeaseRecord) -> str:
+        """Return once the process of `holder` is proven dead, with the proof in words; never raises.
+
+        Where nothing can prove it this waits for ever; a hang, a pause and a network fault are no proof.
+        """
+        ...
 
 
 class EngineAddress(NamedTuple):

@@ -26,10 +26,12 @@ from narwhal.core.vocabulary import FencingToken, RouterId, RouterRole
 from narwhal.engine.client import EngineClient
 from narwhal.errors import HandoffRejected, NarwhalError
 from narwhal.ha.announcer import announce_forever
+from narwhal.ha.death_watch import DeathWatch
 from narwhal.ha.follower import Follower
 from narwhal.ha.identity import own_identity
 from narwhal.ha.keeper import LeaseKeeper
 from narwhal.ha.life import RouterLife
+from narwhal.ha.lookout import Lookout
 from narwhal.ha.meters import HaMeters, MeteredHandoffStore, MeteredLeaseStore, MeteredPeer
 from narwhal.ha.peer import HttpRouterPeer
 from narwhal.ha.standby import Standby, StandbyOptions
@@ -42,6 +44,7 @@ from narwhal.monitor.stages import Stages
 from narwhal.ports import Member
 from narwhal.serving.admin import AdminDeps, build_admin_app
 from narwhal.serving.app import ServingDeps, build_app
+from narwhal.serving.lifeline import Lifeline
 from narwhal.serving.metrics import Metrics
 from narwhal.serving.server import HttpServer
 from narwhal.store.file_store import FileHandoffStore
@@ -134,6 +137,7 @@ class Router:
     def _build_life(self) -> None:
         self._life: RouterLife | None = None
         self._peer = HttpRouterPeer()
+        self._death_watch = DeathWatch(peers_direct=self._config.ha.peers_direct)
         if self._stores is None:
             return
         lease = MeteredLeaseStore(self._stores.lease, self._meters)
@@ -143,7 +147,12 @@ class Router:
             store=lease,
             keeper=self._keeper,
             follower=self._follower,
-            peer=MeteredPeer(self._peer, self._meters),
+            lookout=Lookout(
+                RouterId(self._config.router.id),
+                self._config.ha,
+                peer=MeteredPeer(self._peer, self._meters),
+                holder_watch=self._death_watch,
+            ),
             could_serve=self._stages.could_serve,
         )
         self._life = RouterLife(
@@ -152,6 +161,7 @@ class Router:
             keeper=self._keeper,
             tokens=self._tokens,
             write_handoff=self._writer.write,
+            took=self._meters.took,
         )
 
     async def run(self) -> int:
@@ -268,6 +278,7 @@ class Router:
             report=self._reporter.report,
             clock=lease_clock,
             metrics=self._metrics,
+            lifeline=Lifeline(router=self._config.router.id, incarnation=self._incarnation),
             model_cards=self._stages.model_cards,
             on_stale_token=self._overtaken,
         )
@@ -306,6 +317,7 @@ class Router:
         await self._probes.cancel()
         await self._admin.finish(timeout_s=0, hurry=self._hurry)
         await self._peer.aclose()
+        await self._death_watch.aclose()
         await self._engines.aclose()
         if self._stores is not None:
             await self._stores.aclose()

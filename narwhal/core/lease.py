@@ -18,11 +18,13 @@ LEASE_VERSION = 1
 class ProcessIdentity:
     """Which process this is, so that `kill-active` never signals a stranger that reuses the pid.
 
-    `start_ticks` is field 22 of /proc/<pid>/stat (clock ticks since boot); `boot_id` names the running kernel.
+    `start_ticks` is field 22 of /proc/<pid>/stat (clock ticks since boot); `boot_id` names the running kernel, and
+    `pid_namespace` the pid namespace in which `pid` counts. Fields that a platform does not tell are empty or 0.
     """
 
     host: str
     boot_id: str
+    pid_namespace: str
     pid: int
     start_ticks: int
 

@@ -10,6 +10,10 @@ deleted, evicted, lost in a failover, or expired early by a clock that stepped, 
 | the lease within its last margin, and then gone | the holder's own deadline had passed | none |
 | no lease, and no term since the last one of our own | that term is over, and we know it | none |
 | no lease, no other data and no new term for a TTL | no renewal can be that long ago | a TTL |
+| a lease of a term whose holder says that it is over | a term that was fenced never admits again | none |
+| a lease of a term whose process is proven dead | the dead admit nothing | none |
+
+The last two depose: the store compares the lease with exactly the term that is over, and replaces it.
 
 *Should the active give way?* is answered by its /ready: enough bad signs in a row make the standby post a claim, which
 an unfit active honours and a fit one refuses.
@@ -46,12 +50,14 @@ class Wait:
 class Attempt:
     """Ask for the lease now; `why` is the proof that nobody else holds it.
 
-    It stands only in the data set `epoch`, and only while `after` is the highest token ever granted.
+    It stands only in the data set `epoch`, and only while `after` is the highest token ever granted. `deposing` is a
+    lease that stands although its term is over.
     """
 
     epoch: str | None
     after: FencingToken
     why: str
+    deposing: LeaseRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,7 @@ class Takeover:
         "_held",
         "_holder_spoke",
         "_incarnation",
+        "_over",
         "_own_id",
         "_sight",
         "misses",
@@ -125,6 +132,7 @@ class Takeover:
         self._holder_spoke = False
         self._claimed_at = -inf
         self._claimed_token = NO_TOKEN
+        self._over: tuple[FencingToken, str] = (NO_TOKEN, "")
         self.misses = 0
         self.signs: dict[PeerSign, int] = dict.fromkeys(PeerSign, 0)
 
@@ -139,6 +147,11 @@ class Takeover:
         else:
             self.misses = 0
 
+    def term_is_over(self, token: FencingToken, why: str) -> None:
+        """Take in that the term of `token` never admits again, by its holder's word or a proof of its death."""
+        if token > self._over[0]:
+            self._over = (token, why)
+
     def decide(self, seen: LeaseObservation, *, sent_at: float, now: float, fit: bool) -> TakeoverDecision:
         """Return what follows from `seen`, which was asked for at `sent_at` and arrived at `now`.
 
@@ -148,6 +161,9 @@ class Takeover:
         if seen.record is None:
             return self._without_holder(seen, now=now)
         self._saw_holder(seen, seen.record, sent_at=sent_at)
+        over, why = self._over
+        if seen.record.token == over:
+            return Attempt(seen.epoch, seen.token, why, deposing=seen.record)
         if seen.record.router == self._own_id:
             return self._with_own_lease(seen, seen.record)
         return self._with_holder(seen.record, now=now, fit=fit)
@@ -200,8 +216,9 @@ class Takeover:
             return Attempt(seen.epoch, seen.token, "released")
         if absence.ran_out:
             return Attempt(seen.epoch, seen.token, "expired")
-        if self._held and seen.token == self._held and self._explains(self._held):
-            return Attempt(seen.epoch, seen.token, "the last term was our own")
+        for token, why in ((self._held, "the last term was our own"), self._over):
+            if token and seen.token == token and self._explains(token):
+                return Attempt(seen.epoch, seen.token, why)
         wait_s = self._whole_ttl_s()
         if now >= absence.since + wait_s:
             return Attempt(seen.epoch, seen.token, f"missing for {wait_s:.3g} s")

@@ -59,6 +59,11 @@ class Tenure:
         self.token = FencingToken(1)
         self.valid_until = inf
 
+    @property
+    def over(self) -> bool:
+        """Whether the term of `token` will never admit again: it was fenced, and no later one has begun."""
+        return self.token != NO_TOKEN and self.record is None and self.valid_until == -inf
+
     def held(self, now: float) -> bool:
         """Whether this process may admit at clock time `now`."""
         return now < self.valid_until

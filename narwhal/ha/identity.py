@@ -1,7 +1,8 @@
 """Which process this is: read once from /proc, written into the lease, checked by `kill-active` before it signals.
 
 Source: proc(5): field 22 of /proc/<pid>/stat is the start time in clock ticks since boot, the same in every pid
-namespace of one kernel; /proc/sys/kernel/random/boot_id names the running kernel.
+namespace of one kernel; /proc/sys/kernel/random/boot_id names the running kernel. Source: pid_namespaces(7): the link
+/proc/<pid>/ns/pid names the namespace.
 """
 
 from __future__ import annotations
@@ -20,13 +21,27 @@ ENDED = frozenset({b"Z", b"X", b"x"})
 def own_identity() -> ProcessIdentity:
     """Return the identity of this process; fields that this platform does not tell are empty or 0."""
     pid = os.getpid()
-    return ProcessIdentity(host=socket.gethostname(), boot_id=boot_id(), pid=pid, start_ticks=start_ticks(pid) or 0)
+    return ProcessIdentity(
+        host=socket.gethostname(),
+        boot_id=boot_id(),
+        pid_namespace=pid_namespace(),
+        pid=pid,
+        start_ticks=start_ticks(pid) or 0,
+    )
 
 
 def boot_id() -> str:
     """Return the name of the running kernel's boot, or an empty string where there is none."""
     try:
         return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def pid_namespace() -> str:
+    """Return the name of the pid namespace that this process lives in, e.g. `pid:[4026531836]`, or an empty string."""
+    try:
+        return os.readlink(PROC / "self/ns/pid")
     except OSError:
         return ""
 

@@ -66,7 +66,13 @@ class LeaseKeeper:
         return self._clock() < instant
 
     async def acquire(
-        self, candidate: LeaseRecord, *, floor: FencingToken, epoch: str | None, after: FencingToken | None = None
+        self,
+        candidate: LeaseRecord,
+        *,
+        floor: FencingToken,
+        epoch: str | None,
+        after: FencingToken | None = None,
+        deposing: LeaseRecord | None = None,
     ) -> AcquireAnswer:
         """Ask for the lease once; a grant begins the local term. Raises StoreUnavailable, StoreMisused.
 
@@ -74,7 +80,7 @@ class LeaseKeeper:
         """
         sent_at = self._clock()
         self._asking, self._standing = candidate, None
-        answer = await self._store.acquire(candidate, floor=floor, epoch=epoch, after=after)
+        answer = await self._store.acquire(candidate, floor=floor, epoch=epoch, after=after, deposing=deposing)
         self._asking = None
         if isinstance(answer, Granted):
             self._standing = answer.record

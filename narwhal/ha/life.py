@@ -40,7 +40,10 @@ class TokenRecord(Protocol):
 
 
 class RouterLife:
-    """Moves the control plane between standby, active and fenced."""
+    """Moves the control plane between standby, active and fenced.
+
+    `took` is told how long each phase of a takeover took, in seconds, once admission is open.
+    """
 
     def __init__(
         self,
@@ -50,12 +53,14 @@ class RouterLife:
         keeper: LeaseKeeper,
         tokens: TokenRecord,
         write_handoff: Callable[[], Awaitable[None]],
+        took: Callable[[str, float], None] = lambda phase, seconds: None,
     ) -> None:
         self._plane = plane
         self._standby = standby
         self._keeper = keeper
         self._tokens = tokens
         self._write_handoff = write_handoff
+        self._took = took
         self._living: asyncio.Task[None] | None = None
         self._remembering: asyncio.Task[None] | None = None
 
@@ -95,6 +100,7 @@ class RouterLife:
 
         Until the last line nothing is admitted and no handoff is written: cut short, the lease just runs out.
         """
+        granted_at = asyncio.get_running_loop().time()
         why_not = await self._catch_up(record, fresh=fresh)
         if why_not is None and not self._keeper.held:
             why_not = "the term ran out before it began"
@@ -106,7 +112,11 @@ class RouterLife:
         self._plane.role = RouterRole.ACTIVE
         self._plane.ineligible = None
         self._plane.owner, self._plane.owner_url = record.router, record.url
-        log.info("takeover_finished", fencing_token=record.token, version=self._plane.version)
+        phases = {**self._standby.phases, "catch_up": asyncio.get_running_loop().time() - granted_at}
+        for phase, seconds in phases.items():
+            self._took(phase, seconds)
+        phases_ms = {phase: round(1000 * seconds, 1) for phase, seconds in phases.items()}
+        log.info("takeover_finished", fencing_token=record.token, version=self._plane.version, phases_ms=phases_ms)
         return True
 
     async def _catch_up(self, record: LeaseRecord, *, fresh: bool) -> str | None:

@@ -25,6 +25,7 @@ from narwhal.errors import HandoffRefused, NarwhalError
 from narwhal.ports import Clock, HandoffStore, LeaseStore, Member, PeerLook, RouterPeer
 
 OP_BUCKETS: Final = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
+PHASE_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class HaMeters:
@@ -40,6 +41,13 @@ class HaMeters:
         self.write_seconds = histogram("narwhal_handoff_write_seconds", "Time of one handoff write", ["target"])
         self.writes = counter("narwhal_handoff_writes", "Handoff writes", ["target", "result"])
         self.signs = counter("narwhal_active_signs", "What looks at the active's /ready have shown", ["sign"])
+        self._phases = Histogram(
+            "narwhal_takeover_seconds",
+            "Time of a takeover's phases",
+            ["phase"],
+            registry=registry,
+            buckets=PHASE_BUCKETS,
+        )
         self.size = Gauge("narwhal_handoff_bytes", "Size of the newest written handoff", registry=registry)
         self._written_at: float | None = None
         age = Gauge("narwhal_handoff_age_seconds", "Time since the last write; NaN before the first", registry=registry)
@@ -55,6 +63,10 @@ class HaMeters:
             self.op_failures.labels(op, type(error).__name__).inc()
             raise
         self.op_seconds.labels(op).observe(self.clock() - began)
+
+    def took(self, phase: str, seconds: float) -> None:
+        """Note how long one phase of a takeover took."""
+        self._phases.labels(phase).observe(seconds)
 
     def wrote(self, document: HandoffDocument) -> None:
         """Note that `document` is the newest written one."""
@@ -108,11 +120,17 @@ class MeteredLeaseStore:
             return await self._store.observe()
 
     async def acquire(
-        self, candidate: LeaseRecord, *, floor: FencingToken, epoch: str | None, after: FencingToken | None = None
+        self,
+        candidate: LeaseRecord,
+        *,
+        floor: FencingToken,
+        epoch: str | None,
+        after: FencingToken | None = None,
+        deposing: LeaseRecord | None = None,
     ) -> AcquireAnswer:
         """See `LeaseStore.acquire`."""
         with self._timed("acquire"):
-            return await self._store.acquire(candidate, floor=floor, epoch=epoch, after=after)
+            return await self._store.acquire(candidate, floor=floor, epoch=epoch, after=after, deposing=deposing)
 
     async def renew(self, record: LeaseRecord) -> RenewAnswer:
         """See `LeaseStore.renew`."""

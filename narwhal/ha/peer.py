@@ -70,7 +70,7 @@ def read_ready(status: int, body: bytes) -> PeerLook:
     if status == 200:
         return PeerLook(PeerSign.READY, token, reason)
     if role in (RouterRole.FENCED, RouterRole.STANDBY):
-        return PeerLook(PeerSign.FENCED, token, reason)
+        return PeerLook(PeerSign.FENCED, token, reason, term_over=document.get("term_over") is True)
     if status == 503 and control_ready is True:
         return PeerLook(PeerSign.NO_CAPACITY, token, reason)
     return PeerLook(PeerSign.DEGRADED, token, reason)

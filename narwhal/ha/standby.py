@@ -20,7 +20,8 @@ from narwhal.core.vocabulary import FencingToken, RouterId, RouterRole
 from narwhal.errors import StoreMisused, StoreUnavailable
 from narwhal.ha.follower import Follower
 from narwhal.ha.keeper import LeaseKeeper
-from narwhal.ports import LeaseStore, RouterPeer
+from narwhal.ha.lookout import Lookout
+from narwhal.ports import LeaseStore
 
 log = structlog.get_logger()
 
@@ -34,7 +35,10 @@ class StandbyOptions:
 
 
 class Standby:
-    """Follows until the lease is granted."""
+    """Follows until the lease is granted. `phases` says how long the parts of that took, in seconds.
+
+    `notice` is the time since the active was last seen ready, `grant` that of the request for the lease.
+    """
 
     def __init__(
         self,
@@ -43,21 +47,21 @@ class Standby:
         store: LeaseStore,
         keeper: LeaseKeeper,
         follower: Follower,
-        peer: RouterPeer,
+        lookout: Lookout,
         could_serve: Callable[[], str | None],
     ) -> None:
         self._plane = plane
         self._store = store
         self._keeper = keeper
         self._follower = follower
-        self._peer = peer
+        self._lookout = lookout
         self._could_serve = could_serve
         self._ha: HaSection = plane.config.ha
         self._own_id = RouterId(plane.config.router.id)
         self._said: str | None = None
         self.takeover = Takeover(self._own_id, self._ha)
         self.floor = FencingToken(0)
-        self.holder: LeaseRecord | None = None
+        self.phases: dict[str, float] = {}
 
     async def run(self, candidate: LeaseRecord, options: StandbyOptions) -> Granted:
         """Follow and watch until this router holds the lease; return the grant."""
@@ -68,7 +72,10 @@ class Standby:
         not_before = asyncio.get_running_loop().time() + options.patience_s
         async with asyncio.TaskGroup() as group:
             beside = [
-                group.create_task(self._watch_peer(), name="watch-peer"),
+                group.create_task(self._lookout.watch_peer(self.takeover), name="watch-peer"),
+                group.create_task(
+                    self._lookout.watch_life(self.takeover, own_incarnation=candidate.incarnation), name="watch-life"
+                ),
                 group.create_task(self._follower.keep_copies(), name="keep-copies"),
             ]
             granted = await self._follow(candidate, options, not_before=not_before)
@@ -83,13 +90,27 @@ class Standby:
                 if granted is not None:
                     return granted
                 look_within_s = self.takeover.look_within_s(asyncio.get_running_loop().time())
-                await self._store.wait_for_event(timeout_s=min(self._ha.poll_every_s, look_within_s))
+                await self._wait(min(self._ha.poll_every_s, look_within_s))
             except StoreUnavailable as error:
                 self._say(f"redis does not answer: {error}")
                 await asyncio.sleep(self._ha.poll_every_s)
             except StoreMisused as error:
                 self._say(f"redis refuses: {error}")
                 await asyncio.sleep(5.0)
+
+    async def _wait(self, timeout_s: float) -> None:
+        """Return after `timeout_s`, when something was written, or when there is news of the holder."""
+        works = {
+            asyncio.create_task(self._store.wait_for_event(timeout_s=timeout_s), name="wait-event"),
+            asyncio.create_task(self._lookout.news.wait(), name="wait-news"),
+        }
+        try:
+            await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for work in works:
+                work.cancel()
+            await asyncio.wait(works)
+        self._lookout.news.clear()
 
     async def _look(self, candidate: LeaseRecord, options: StandbyOptions, *, not_before: float) -> Granted | None:
         """Observe once, follow what is new, and do what the core decides."""
@@ -107,7 +128,7 @@ class Standby:
                 await self._claim(candidate, decision)
             case Attempt() if self.rejected is not None:
                 self._say(why_not)
-            case Attempt() if self.holder is None and loop.time() < not_before:
+            case Attempt() if self._lookout.holder is None and loop.time() < not_before:
                 self._say(why_not, waiting_for="another router to become active first")
             case Attempt():
                 return await self._attempt(candidate, decision)
@@ -159,15 +180,20 @@ class Standby:
         if seen.handoff is not None:
             self.raise_floor(seen.handoff[0])
         if seen.record is not None:
-            self.holder = seen.record
+            self._lookout.saw_holder(seen.record)
             self.raise_floor(seen.record.token)
         self._plane.owner = seen.record.router if seen.record is not None else None
         self._plane.owner_url = seen.record.url if seen.record is not None else None
 
     async def _attempt(self, candidate: LeaseRecord, attempt: Attempt) -> Granted | None:
-        answer = await self._keeper.acquire(candidate, floor=self.floor, epoch=attempt.epoch, after=attempt.after)
+        began, ready_at = asyncio.get_running_loop().time(), self._lookout.ready_at
+        answer = await self._keeper.acquire(
+            candidate, floor=self.floor, epoch=attempt.epoch, after=attempt.after, deposing=attempt.deposing
+        )
         match answer:
             case Granted():
+                self.phases = {} if ready_at is None else {"notice": began - ready_at}
+                self.phases["grant"] = asyncio.get_running_loop().time() - began
                 log.info("takeover_started", why=attempt.why, fencing_token=answer.record.token)
                 return answer
             case Occupied():
@@ -180,17 +206,6 @@ class Standby:
         wish = Claim(self._own_id, candidate.incarnation, claim.expected.token, claim.reason)
         posted = await self._store.claim(claim.expected, wish)
         log.warning("claim_posted", against=claim.expected.router, reason=claim.reason, posted=posted)
-
-    async def _watch_peer(self) -> None:
-        """Look at the holder's /ready at a fixed rate and tell the core what it said."""
-        while True:
-            holder = self.holder
-            if holder is not None and holder.router != self._own_id:
-                look = await self._peer.look(holder.url, timeout_s=self._ha.peer_timeout_s)
-                self.takeover.saw_peer(look.sign, look.token)
-                if self.takeover.misses:
-                    log.debug("active_missed", sign=look.sign, misses=self.takeover.misses, detail=look.detail)
-            await asyncio.sleep(self._ha.peer_poll_every_s)
 
     def _say(self, why_not: str | None, *, waiting_for: str | None = None) -> None:
         """Show in /ready why this router could not take over; log it, and what it waits for, when that changes."""

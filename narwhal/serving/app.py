@@ -41,7 +41,10 @@ NOT_SPLIT: Final = (
 
 
 class App:
-    """The surface as one handler. `bytes_max` bounds a request body, `in_flight` counts requests being answered."""
+    """The surface as one handler.
+
+    `bytes_max` bounds a request body; `in_flight` counts requests being answered, lifelines aside: they never end.
+    """
 
     def __init__(self, deps: ServingDeps) -> None:
         self.in_flight = 0
@@ -60,8 +63,10 @@ class App:
             "/health": _reading(info.health),
             "/version": _reading(info.version),
             "/metrics": _reading(deps.metrics.handle),
+            "/ha/lifeline": {"GET": deps.lifeline.handle},
         }
         self._model = info.model
+        self.lifeline = deps.lifeline
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
@@ -73,6 +78,8 @@ class App:
         handler = methods.get(request.method)
         if handler is None:
             return self._replies.error(not_allowed(request.method, request.path, ", ".join(methods)))
+        if handler == self.lifeline.handle:
+            return await handler(request)
         self.in_flight += 1
         try:
             return await handler(request)

@@ -9,6 +9,7 @@ from typing import Any
 from narwhal.core.control_plane import ControlPlane
 from narwhal.core.events import FleetEvent
 from narwhal.ports import Clock, EngineData
+from narwhal.serving.lifeline import Lifeline
 from narwhal.serving.metrics import Metrics
 
 
@@ -27,7 +28,7 @@ class ServingDeps:
 
     `report` is the way into the core for evidence. `clock` is the lease clock. `model_cards` returns the engines' own
     cards of /v1/models as last read. `on_stale_token` is called when an engine has seen a higher fencing token than
-    ours: somebody else was granted the lease.
+    ours: somebody else was granted the lease. `lifeline` is what a standby holds on to.
     """
 
     plane: ControlPlane
@@ -35,5 +36,6 @@ class ServingDeps:
     report: Callable[[FleetEvent], None]
     clock: Clock
     metrics: Metrics
+    lifeline: Lifeline
     model_cards: Callable[[], Sequence[Mapping[str, Any]]] = no_cards
     on_stale_token: Callable[[], None] = ignore_stale_token

@@ -47,6 +47,7 @@ class Info:
             "role": plane.role,
             "router": plane.config.router.id,
             "fencing_token": plane.tenure.token,
+            "term_over": plane.tenure.over,
             "cluster": plane.config.ha.cluster,
             "warm": answer.ready or warm,
         }

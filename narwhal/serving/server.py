@@ -55,6 +55,8 @@ class HttpServer:
         if self._runner is None:
             return
         runner, self._runner = self._runner, None
+        if isinstance(self._app, App):
+            self._app.lifeline.close()
         if isinstance(self._app, App) and timeout_s > 0:
             await _first_of(self._app.drained(), hurry.wait(), timeout_s=timeout_s)
         await runner.cleanup()

@@ -11,7 +11,7 @@ All share one hash tag and so live in one slot of a Redis Cluster: `narwhal:{pro
 | `claim` | string, 5 s | a standby's request that the holder give way, JSON |
 | `release` | string | the last holder's farewell, JSON; also an event, but the stream is trimmed |
 | `handoff` | hash | `ver tok schema eng sha doc at`: the mirrored handoff, `at` in unix milliseconds |
-| `events` | stream, about 512 entries | `acquire release claim handoff` |
+| `events` | stream, about 512 entries | `acquire release depose claim handoff` |
 | `member:<id>` | string, 10 s | a router as it announced itself, JSON |
 | `members` | sorted set | ids of the routers that announced themselves, by unix milliseconds; spares a scan |
 """

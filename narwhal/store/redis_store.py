@@ -68,12 +68,18 @@ class RedisLeaseStore:
         )
 
     async def acquire(
-        self, candidate: LeaseRecord, *, floor: FencingToken, epoch: str | None, after: FencingToken | None = None
+        self,
+        candidate: LeaseRecord,
+        *,
+        floor: FencingToken,
+        epoch: str | None,
+        after: FencingToken | None = None,
+        deposing: LeaseRecord | None = None,
     ) -> AcquireAnswer:
         """Take the lease for `candidate.ttl_ms` if nobody holds it, minting a token above `floor` and all before.
 
         `epoch` and `after` are the data set and its highest token as observed; others in the store answer DataLost, and
-        None expects nothing.
+        None expects nothing. A lease that is exactly `deposing`, a term known to be over, counts as free.
         Idempotent for one incarnation: a second call extends the lease and returns the same token.
         """
         k = self._keys
@@ -84,6 +90,7 @@ class RedisLeaseStore:
             args=(
                 *(candidate.router, candidate.incarnation, head, tail, candidate.ttl_ms),
                 *(floor, epoch or "", "" if after is None else after, secrets.token_hex(8), EVENTS_MAX),
+                "" if deposing is None else deposing.encode(),
             ),
         )
         match [text(item) if isinstance(item, bytes) else item for item in items(reply)]:

@@ -104,11 +104,17 @@ class MemoryRedis:
         )
 
     def acquire(
-        self, candidate: LeaseRecord, *, floor: FencingToken, epoch: str | None, after: FencingToken | None
+        self,
+        candidate: LeaseRecord,
+        *,
+        floor: FencingToken,
+        epoch: str | None,
+        after: FencingToken | None,
+        deposing: LeaseRecord | None = None,
     ) -> AcquireAnswer:
         """Answer ACQUIRE."""
         lease = self._standing(self._data.lease)
-        if lease is not None:
+        if lease is not None and lease.value != deposing:
             mine = (lease.value.router, lease.value.incarnation) == (candidate.router, candidate.incarnation)
             if not mine:
                 return Occupied(lease.value, self._left_ms(lease))
@@ -125,6 +131,8 @@ class MemoryRedis:
             self._epochs += 1
             self._data.epoch = f"epoch-{self._epochs}"
         self._data.claim = None
+        if lease is not None:
+            self._append("depose", router=record.router, incarnation=record.incarnation, token=lease.value.token)
         self._append("acquire", router=record.router, incarnation=record.incarnation, token=record.token)
         return Granted(record, fresh=True)
 
@@ -275,11 +283,18 @@ class MemoryLeaseStore:
         return await self._link.run("OBSERVE", self._redis.observe)
 
     async def acquire(
-        self, candidate: LeaseRecord, *, floor: FencingToken, epoch: str | None, after: FencingToken | None = None
+        self,
+        candidate: LeaseRecord,
+        *,
+        floor: FencingToken,
+        epoch: str | None,
+        after: FencingToken | None = None,
+        deposing: LeaseRecord | None = None,
     ) -> AcquireAnswer:
         """Take the lease if nobody holds it, the data set is `epoch` and its highest token `after`."""
         return await self._link.run(
-            "ACQUIRE", lambda: self._redis.acquire(candidate, floor=floor, epoch=epoch, after=after)
+            "ACQUIRE",
+            lambda: self._redis.acquire(candidate, floor=floor, epoch=epoch, after=after, deposing=deposing),
         )
 
     async def renew(self, record: LeaseRecord) -> RenewAnswer:

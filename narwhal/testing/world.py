@@ -21,7 +21,8 @@ from narwhal.testing.memory_engines import Condition, MemoryEngines
 from narwhal.testing.memory_file import MemoryDisk
 from narwhal.testing.network import Network
 from narwhal.testing.processes import process_loop
-from narwhal.testing.world_router import Host, RouterProcess, Surroundings
+from narwhal.testing.world_peer import Surroundings
+from narwhal.testing.world_router import Host, RouterProcess
 from narwhal.testing.world_store import WorldRedis
 
 CLIENT_EVERY_S: Final = 0.01
@@ -74,7 +75,7 @@ class World:
         names = [f"router-{letter}" for letter in "abcdefgh"[:routers]]
         self.hosts = {name: self._host(name) for name in names}
         self.views = {name: self.engines.view() for name in names}
-        self._around = Surroundings(self.history, self.redis, self.network, self._ask_ready)
+        self._around = Surroundings(self.history, self.redis, self.network, self._ask_ready, self._is_dead)
         self._queued: dict[str, int] = {}
         self._rounds = 0
         self.processes: dict[str, RouterProcess] = {}
@@ -206,6 +207,9 @@ class World:
             reply(PeerLook(PeerSign.REFUSED, detail="nobody listens"))
         else:
             process_loop().run_in(process.process, lambda: reply(process.say_ready()))
+
+    def _is_dead(self, process: str) -> bool:
+        return all(other.process != process for other in self.living())
 
     def _crashes(self) -> Iterator[str]:
         for process in (*self._former, *self.processes.values()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,11 +16,12 @@ from narwhal.core.handoff import HANDOFF_SCHEMA_VERSION, configured_engine_set
 from narwhal.core.lease import LeaseRecord, ProcessIdentity
 from narwhal.core.placement import Pair
 from narwhal.core.tenure import Tenure
-from narwhal.core.vocabulary import EngineId, FencingToken, Leg, PeerSign, Role, RouterId, RouterRole
+from narwhal.core.vocabulary import EngineId, FencingToken, Leg, Role, RouterId, RouterRole
 from narwhal.errors import NarwhalError
 from narwhal.ha.follower import Follower
 from narwhal.ha.keeper import LeaseKeeper
 from narwhal.ha.life import RouterLife
+from narwhal.ha.lookout import Lookout
 from narwhal.ha.peer import read_ready
 from narwhal.ha.standby import Standby, StandbyOptions
 from narwhal.monitor.handoff_writer import HandoffWriter
@@ -35,16 +36,15 @@ from narwhal.testing.history import (
     BecameActive,
     DrainAcknowledged,
     Fenced,
-    History,
     Noted,
     UndrainOrdered,
 )
 from narwhal.testing.memory_engines import MemoryEngines
 from narwhal.testing.memory_file import MemoryDisk, MemoryFile, MemoryTokens
 from narwhal.testing.memory_store import MemoryHandoffStore, MemoryLeaseStore
-from narwhal.testing.network import Network
 from narwhal.testing.processes import process_loop
-from narwhal.testing.world_store import WorldLink, WorldRedis
+from narwhal.testing.world_peer import Surroundings, WorldHolderWatch, WorldPeer
+from narwhal.testing.world_store import WorldLink
 
 PREFILL_S: Final = 0.02
 DECODE_S: Final = 0.1
@@ -103,39 +103,6 @@ class Host:
         return self.clock_ahead_s + asyncio.get_running_loop().time() * self.rate
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a router finds in the world. `ask_ready` asks the router at a host and calls back with its answer."""
-
-    history: History
-    redis: WorldRedis
-    network: Network
-    ask_ready: Callable[[str, Callable[[PeerLook], None]], None]
-
-
-class WorldPeer:
-    """The `RouterPeer` of `narwhal.ports`: /ready of another router of the world, over the simulated network."""
-
-    def __init__(self, around: Surroundings, host: str) -> None:
-        self._around = around
-        self._host = host
-
-    async def look(self, url: str, *, timeout_s: float) -> PeerLook:
-        """Return what that router says of itself, through the product's own reading of it."""
-        target, network = url.removeprefix("http://"), self._around.network
-        answer: asyncio.Future[PeerLook] = asyncio.get_running_loop().create_future()
-
-        def reply(look: PeerLook) -> None:
-            network.send(target, self._host, lambda: None if answer.done() else answer.set_result(look))
-
-        network.send(self._host, target, lambda: self._around.ask_ready(target, reply))
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await answer
-        except TimeoutError:
-            return PeerLook(PeerSign.TIMEOUT, detail="no answer in time")
-
-
 class RouterProcess:
     """One start of one router. Everything that it runs belongs to the process named `process`."""
 
@@ -176,7 +143,12 @@ class RouterProcess:
             store=store,
             keeper=keeper,
             follower=self.follower,
-            peer=WorldPeer(self._around, self.name),
+            lookout=Lookout(
+                RouterId(self.name),
+                plane.config.ha,
+                peer=WorldPeer(self._around, self.name),
+                holder_watch=WorldHolderWatch(self._around, self.name),
+            ),
             could_serve=self.stages.could_serve,
         )
         self.life = RouterLife(
@@ -208,7 +180,7 @@ class RouterProcess:
             engine_set=configured_engine_set(self.plane.config.engines),
             schema=HANDOFF_SCHEMA_VERSION,
             version="simulated",
-            process=ProcessIdentity(self.name, "boot", 1, 1),
+            process=ProcessIdentity(self.name, "boot", "pid:[1]", 1, 1),
         )
 
     def kill(self) -> None:
@@ -250,6 +222,7 @@ class RouterProcess:
             "control_ready": answer.control_ready,
             "role": self.plane.role,
             "fencing_token": self.plane.tenure.token,
+            "term_over": self.plane.tenure.over,
         }
         return read_ready(200 if answer.ready else 503, json.dumps(document).encode())
 

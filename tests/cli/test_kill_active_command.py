@@ -27,7 +27,7 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
 def record_of(cluster: ScriptedCluster, process: subprocess.Popen[bytes]) -> LeaseRecord:
     ticks = start_ticks(process.pid)
     assert ticks is not None
-    identity = ProcessIdentity("this-host", boot_id(), process.pid, ticks)
+    identity = ProcessIdentity("this-host", boot_id(), "", process.pid, ticks)
     return replace(cluster.record("router-a"), process=identity)
 
 

@@ -22,7 +22,7 @@ def candidate(router: str = "router-a", *, incarnation: str = "first", ttl_ms: i
         engine_set="sha256:0123456789abcdef",
         schema=1,
         version="0.1.0",
-        process=ProcessIdentity(host=router, boot_id="boot", pid=4242, start_ticks=1234567),
+        process=ProcessIdentity(host=router, boot_id="boot", pid_namespace="pid:[1]", pid=4242, start_ticks=1234567),
     )
 
 

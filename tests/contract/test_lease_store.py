@@ -156,6 +156,47 @@ async def test_another_term_since_the_look_grants_nothing(world: World, lease: L
     assert isinstance(answer, Granted)
 
 
+async def test_exactly_the_term_that_is_over_is_deposed(world: World, lease: LeaseStore, other: LeaseStore) -> None:
+    over = await granted(lease, candidate())
+    answer = await other.acquire(candidate("router-b"), floor=NONE, epoch=None, after=over.token, deposing=over)
+    assert isinstance(answer, Granted)
+    assert answer.fresh
+    assert answer.record.token > over.token
+    seen = await lease.observe()
+    assert (seen.record, seen.token) == (answer.record, answer.record.token)
+    assert 0 < seen.pttl_ms <= 30_000
+    assert await lease.renew(over) == Lost(answer.record)
+    assert await world.event_types() == ["acquire", "depose", "acquire"]
+
+
+@pytest.mark.parametrize("change", [{"token": FencingToken(1)}, {"incarnation": "later"}, {"router": RouterId("c")}])
+async def test_no_other_term_than_the_one_that_is_over_is_deposed(
+    lease: LeaseStore, other: LeaseStore, change: dict[str, object]
+) -> None:
+    mine = await granted(lease, candidate())
+    almost = replace(mine, **change)  # type: ignore[arg-type]
+    answer = await other.acquire(candidate("router-b"), floor=NONE, epoch=None, deposing=almost)
+    assert isinstance(answer, Occupied)
+    assert (await lease.observe()).record == mine
+
+
+async def test_of_two_that_depose_at_once_one_is_granted(lease: LeaseStore, other: LeaseStore) -> None:
+    over = await granted(lease, candidate())
+    first, second = await asyncio.gather(
+        lease.acquire(candidate("router-b"), floor=NONE, epoch=None, after=over.token, deposing=over),
+        other.acquire(candidate("router-c"), floor=NONE, epoch=None, after=over.token, deposing=over),
+    )
+    assert sorted(type(answer).__name__ for answer in (first, second)) == ["Granted", "Occupied"]
+
+
+async def test_a_term_that_is_over_and_gone_is_taken_as_a_free_lease_is(world: World, lease: LeaseStore) -> None:
+    over = await granted(lease, candidate())
+    await world.drop_lease()
+    answer = await lease.acquire(candidate("router-b"), floor=NONE, epoch=None, after=over.token, deposing=over)
+    assert isinstance(answer, Granted)
+    assert await world.event_types() == ["acquire", "acquire"]
+
+
 async def test_data_loss_shows_in_the_epoch(world: World, lease: LeaseStore) -> None:
     await granted(lease, candidate())
     before = (await lease.observe()).epoch

@@ -31,7 +31,7 @@ def make_lease(
         engine_set="sha256:0",
         schema=1,
         version="test",
-        process=ProcessIdentity(host="h", boot_id="b", pid=1, start_ticks=1),
+        process=ProcessIdentity(host="h", boot_id="b", pid_namespace="n", pid=1, start_ticks=1),
     )
 
 

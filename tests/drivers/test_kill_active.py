@@ -31,7 +31,7 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
 def held_by(pid: int, *, router: str = "router-a") -> LeaseRecord:
     ticks = start_ticks(pid)
     assert ticks is not None
-    return replace(candidate(router), process=ProcessIdentity("this-host", boot_id(), pid, ticks))
+    return replace(candidate(router), process=ProcessIdentity("this-host", boot_id(), "", pid, ticks))
 
 
 async def taken_over(store: LeaseStore, record: LeaseRecord) -> LeaseRecord:

@@ -38,7 +38,7 @@ def make_candidate(router: RouterId = A, *, incarnation: str = "1", ttl_s: float
         engine_set="sha256:0",
         schema=1,
         version="test",
-        process=ProcessIdentity(host="h", boot_id="b", pid=1, start_ticks=1),
+        process=ProcessIdentity(host="h", boot_id="b", pid_namespace="n", pid=1, start_ticks=1),
     )
 
 

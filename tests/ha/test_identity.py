@@ -147,7 +147,7 @@ def fake_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProc:
 
 
 def wanted(pid: int, ticks: int) -> ProcessIdentity:
-    return ProcessIdentity(host="h", boot_id="boot", pid=pid, start_ticks=ticks)
+    return ProcessIdentity(host="h", boot_id="boot", pid_namespace="n", pid=pid, start_ticks=ticks)
 
 
 def test_the_innermost_of_nested_pids_counts(fake_proc: FakeProc) -> None:

@@ -79,6 +79,14 @@ async def test_looks_at_the_active_are_counted_by_sign() -> None:
     assert panel.value("narwhal_active_signs_total", sign="refused") == 1
 
 
+async def test_the_phases_of_a_takeover_are_told_apart() -> None:
+    panel = Panel()
+    panel.meters.took("notice", 0.25)
+    panel.meters.took("grant", 0.002)
+    assert panel.value("narwhal_takeover_seconds_sum", phase="notice") == 0.25
+    assert panel.value("narwhal_takeover_seconds_count", phase="grant") == 1
+
+
 def test_the_lease_metrics_follow_the_tenure() -> None:
     panel = Panel()
     clock = {"now": 100.0}

@@ -113,9 +113,14 @@ async def test_a_fleet_whose_prefills_are_all_poisoned_says_so_and_returns_with_
         await world.heal(name)
         before = world[name].generation
         await world.engines[name].restart_generation()
-        await wait_until(lambda name=name, before=before: world[name].generation not in (None, before))
+        await until_replaced(world, name, before)
     await wait_until(lambda: all(world.eligible(name) for name in world.engines))
     assert not failed(await world.ask_often(6))
+
+
+async def until_replaced(world: World, engine: str, generation: object) -> None:
+    """The router knows that another process answers at the engine's address."""
+    await wait_until(lambda: world[engine].generation not in (None, generation))
 
 
 def capacity(world: World) -> bool:

@@ -43,6 +43,7 @@ async def test_ready_says_everything_that_a_peer_needs(world: World) -> None:
         "control_ready": True,
         "role": "solo",
         "router": "router-a",
+        "term_over": False,
         "fencing_token": 1,
         "cluster": "default",
         "warm": True,

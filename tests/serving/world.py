@@ -19,6 +19,7 @@ from narwhal.core.vocabulary import EngineId, FailureClass, Leg, RouterRole
 from narwhal.engine.client import EngineClient
 from narwhal.serving.app import build_app
 from narwhal.serving.deps import ServingDeps
+from narwhal.serving.lifeline import Lifeline
 from narwhal.serving.metrics import Metrics
 from narwhal.serving.server import HttpServer
 from narwhal.testing.stub_engine import StubEngine, StubSettings, parse_fault
@@ -74,6 +75,7 @@ class World:
                 report=self._report,
                 clock=lease_clock,
                 metrics=self.metrics,
+                lifeline=Lifeline(router="router-a", incarnation="inc"),
                 model_cards=lambda: self.cards,
                 on_stale_token=self._overtaken,
             )

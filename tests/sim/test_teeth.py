@@ -16,7 +16,9 @@ from narwhal.ha import standby as standby_module
 from narwhal.ha.follower import Follower, Order
 from narwhal.ha.standby import Standby
 from narwhal.testing.memory_store import MemoryRedis
+from narwhal.testing.processes import process_loop
 from narwhal.testing.simulation import Run, run_seed, shrunk
+from narwhal.testing.world import World
 from narwhal.testing.world_faults import Kind, Mix
 
 Break = Callable[[pytest.MonkeyPatch], None]
@@ -79,6 +81,13 @@ def forget_drains_when_a_handoff_is_read(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ControlPlane, "restore", forgetful)
 
 
+def take_a_frozen_router_for_a_dead_one(patch: pytest.MonkeyPatch) -> None:
+    def is_dead(self: World, process: str) -> bool:
+        return not any(other.process == process and not process_loop().frozen(process) for other in self.living())
+
+    patch.setattr(World, "_is_dead", is_dead)
+
+
 @pytest.mark.parametrize(
     ("mistake", "mix", "invariants"),
     [
@@ -87,6 +96,7 @@ def forget_drains_when_a_handoff_is_read(patch: pytest.MonkeyPatch) -> None:
         (mint_tokens_without_a_floor, Mix([Kind.CLOCK_STEP, Kind.FLUSH, Kind.KILL], 0.7), {"I2", "I3"}),
         (take_any_handoff, Mix([Kind.CUT_REQUESTS, Kind.CUT_REDIS, Kind.PAUSE]), {"I3"}),
         (take_over_without_reading_the_handoff, Mix([Kind.STOP, Kind.DRAIN, Kind.UNDRAIN], 1.0), {"I3", "I4"}),
+        (take_a_frozen_router_for_a_dead_one, Mix([Kind.PAUSE]), {"I1"}),
         (forget_drains_when_a_handoff_is_read, Mix([Kind.KILL, Kind.STOP, Kind.DRAIN]), {"I4"}),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
