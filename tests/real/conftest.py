@@ -11,7 +11,7 @@ import pytest
 
 from narwhal.demo.redis_server import NoRedisServer, RedisServer
 from tests.real.engines import TOOLS_VARIABLE, NoEngines, RealEngine, Tools, bring_up, engines_from, tools_from
-from tests.real.routers import PATIENT, Pair
+from tests.real.routers import PATIENT, Pair, running
 
 
 @pytest.fixture(scope="session")
@@ -64,9 +64,5 @@ def redis() -> Iterator[RedisServer]:
 @pytest.fixture
 async def pair(engines: tuple[RealEngine, ...], redis: RedisServer, tmp_path: Path) -> AsyncIterator[Pair]:
     """Two routers in front of every engine."""
-    routers = Pair(tmp_path, redis, engines, PATIENT)
-    try:
-        await routers.start()
+    async with running(Pair(tmp_path, redis, engines, PATIENT)) as routers:
         yield routers
-    finally:
-        await routers.stop()

@@ -18,10 +18,12 @@ ENGINES_VARIABLE: Final = "NARWHAL_REAL_ENGINES"
 TOOLS_VARIABLE: Final = "NARWHAL_REAL_TOOLS"
 STATE_VARIABLE: Final = "VLLM_DIR"
 MODEL: Final = "tiny"
+OF_THE_TOOLS: Final = "prefill=http://127.0.0.1:18101,decode=http://127.0.0.1:18102"
+"""Where up.sh starts p1 and d1."""
 
 KV_RECEIVED: Final = 'vllm:prompt_tokens_by_source_total{source="external_kv_transfer"}'
 COMPUTED: Final = 'vllm:prompt_tokens_by_source_total{source="local_compute"}'
-ABORTED: Final = 'vllm:request_success_total{finished_reason="abort"}'
+FAILED_TRANSFERS: Final = "vllm:nixl_num_failed_transfers_total"
 RUNNING: Final = "vllm:num_requests_running"
 
 ANSWER_S: Final = 20.0
@@ -129,10 +131,12 @@ class Tools:
 
 
 def engines_from(environ: Mapping[str, str]) -> tuple[RealEngine, ...]:
-    """Return the engines that NARWHAL_REAL_ENGINES lists. Raises NoEngines."""
+    """Return the engines that NARWHAL_REAL_ENGINES lists, else those that the tools start. Raises NoEngines."""
     text = environ.get(ENGINES_VARIABLE, "").strip()
+    if not text and tools_from(environ) is not None:
+        text = OF_THE_TOOLS
     if not text:
-        raise NoEngines(f"needs real engines: set {ENGINES_VARIABLE} to prefill=URL,decode=URL (docs/real-engines.md)")
+        raise NoEngines(f"needs real engines: set {ENGINES_VARIABLE} or {TOOLS_VARIABLE} (docs/real-engines.md)")
     counts = {"prefill": 0, "decode": 0}
     engines = []
     for entry in text.split(","):

@@ -1,4 +1,4 @@
-"""A gate in front of one engine: while it is shut, requests for tokens wait; everything else passes."""
+"""A gate in front of one engine: while it is shut, requests for tokens, or their answers, wait; all else passes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Gate:
     def __init__(self, target: str) -> None:
         self._target = target
         self._port = next(port for port in range(29_500, 29_900) if is_free(port))
-        self._open = asyncio.Event()
-        self._open.set()
+        self._requests = _opened()
+        self._answers = _opened()
         self._waiting = 0
 
     @property
@@ -33,11 +33,14 @@ class Gate:
     @contextmanager
     def shut(self) -> Iterator[None]:
         """Let no request for tokens pass within this context."""
-        self._open.clear()
-        try:
+        with _closed(self._requests):
             yield
-        finally:
-            self._open.set()
+
+    @contextmanager
+    def answers_held(self) -> Iterator[None]:
+        """Let the engine answer, and nobody see the answer, within this context."""
+        with _closed(self._answers):
+            yield
 
     async def holds(self, count: int) -> bool:
         """Whether so many requests wait."""
@@ -59,9 +62,7 @@ class Gate:
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         if request.method == "POST":
-            self._waiting += 1
-            await self._open.wait()
-            self._waiting -= 1
+            await self._wait_for(self._requests)
             if request.transport is None or request.transport.is_closing():
                 raise ConnectionResetError("its client has given up")
         headers = {name: value for name, value in request.headers.items() if name not in ("Host", "Content-Length")}
@@ -69,6 +70,10 @@ class Gate:
             async with self._session.request(
                 request.method, f"{self._target}{request.path_qs}", data=body, headers=headers
             ) as answer:
+                if request.method == "POST" and not self._answers.is_set():
+                    whole = await answer.read()
+                    await self._wait_for(self._answers)
+                    return web.Response(status=answer.status, body=whole, content_type=answer.content_type)
                 response = web.StreamResponse(
                     status=answer.status, headers={"Content-Type": answer.headers.get("Content-Type", "text/plain")}
                 )
@@ -80,3 +85,23 @@ class Gate:
             assert request.transport is not None
             request.transport.abort()
             raise
+
+    async def _wait_for(self, door: asyncio.Event) -> None:
+        self._waiting += 1
+        await door.wait()
+        self._waiting -= 1
+
+
+def _opened() -> asyncio.Event:
+    door = asyncio.Event()
+    door.set()
+    return door
+
+
+@contextmanager
+def _closed(door: asyncio.Event) -> Iterator[None]:
+    door.clear()
+    try:
+        yield
+    finally:
+        door.set()

@@ -6,7 +6,8 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from narwhal.demo.redis_server import RedisServer
 from tests.real.engines import MODEL, RealEngine
 
 ROUTER_IDS: Final = ("router-a", "router-b")
+CLUSTER: Final = "real"
 READY_S: Final = 30.0
 STOP_S: Final = 15.0
 LOOK_S: Final = 5.0
@@ -27,7 +29,7 @@ PAUSE_S: Final = 0.05
 Settings = Mapping[str, Mapping[str, Any]]
 Document = dict[str, Any]
 
-PATIENT: Final[Settings] = {
+PATIENT: Final[dict[str, Mapping[str, Any]]] = {
     "serving": {"prefill_timeout_s": 40.0, "first_token_timeout_s": 40.0, "stream_silence_timeout_s": 10.0}
 }
 """Serving deadlines for engines on a busy CPU, short enough to wait for. Everything else is the default."""
@@ -115,6 +117,21 @@ class Pair:
         return router
 
 
+@asynccontextmanager
+async def running(pair: Pair) -> AsyncIterator[Pair]:
+    """Run a pair within this context."""
+    try:
+        await pair.start()
+        yield pair
+    finally:
+        await pair.stop()
+
+
+def patient(**more: Mapping[str, Any]) -> Settings:
+    """Return the patient settings with some more, by section."""
+    return {name: {**PATIENT.get(name, {}), **more.get(name, {})} for name in PATIENT | more}
+
+
 async def eventually(
     condition: Callable[[], Awaitable[Any]], *, within_s: float, what: str, pause_s: float = PAUSE_S
 ) -> Any:
@@ -156,7 +173,7 @@ def _document(
     document: Document = {
         "router": {"id": name, "port": ports[0], "admin_port": ports[1], "state_dir": str(folder / "state")},
         "serving": {"models": [MODEL]},
-        "ha": {"cluster": "real", "redis_url": redis_url},
+        "ha": {"cluster": CLUSTER, "redis_url": redis_url},
         "engines": [{"id": engine.name, "url": engine.url, "role": engine.role} for engine in engines],
     }
     for section, values in settings.items():

@@ -8,71 +8,29 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
 
 import pytest
 
 from narwhal.demo.redis_server import RedisServer
 from tests.real.clients import Crowd, Watched, fresh_prompt
-from tests.real.engines import KV_RECEIVED, RUNNING, RealEngine, Tools
+from tests.real.engines import RUNNING, RealEngine, Tools
 from tests.real.gate import Gate
-from tests.real.routers import PATIENT, Pair, Router, eventually
+from tests.real.routers import Pair, Router, eventually, patient, running
+from tests.real.seen import BACK_S, FULL, NOTICED_S, becomes, finished, per_decode, readmitted, serves_with_kv, told
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(1200)]
 
-FULL: Final = 3
-"""`recovery.eject_after`: so many failures in a row fill a streak."""
-NOTICED_S: Final = 120.0
-BACK_S: Final = 180.0
-"""Generous: two cores carry the engines, the routers and whatever else runs."""
 
-
-def per_decode(engines: Sequence[RealEngine], each: int) -> int:
-    return each * sum(engine.role == "decode" for engine in engines)
-
-
-def finished(router: Router) -> dict[str, dict[str, Any]]:
-    """The router's last line about each request, by its id."""
-    return {line["request_id"]: line for line in router.said("request_finished")}
-
-
-def told(router: Router, engine: str) -> list[str]:
-    """What the router's log says became of an engine, in order."""
-    words: dict[str, Callable[[dict[str, Any]], str]] = {
-        "hold_placed": lambda line: f"{line['kind']} ({line['reason']})",
-        "hold_lifted": lambda line: f"lifted: {line['reason']}",
-        "probe_judged": lambda line: f"{line['kind']} probe {line['result']}",
-        "engine_ejected": lambda line: f"ejected: {line['cause']}",
-        "engine_readmitted": lambda line: "readmitted",
-    }
-    return [
-        words[line["event"]](line) for line in router.log if line.get("event") in words and line["engine"] == engine
-    ]
-
-
-async def becomes(router: Router, engine: RealEngine, state: str, *, within_s: float = NOTICED_S) -> None:
-    async def is_so() -> bool:
-        return await router.state(engine.name) == state
-
-    await eventually(is_so, within_s=within_s, what=f"{engine.name} is {state}: {router.child.log}")
-
-
-async def serves_with_kv(router: Router, engines: Sequence[RealEngine]) -> None:
-    """Hold that a request is served now, and that its KV came over."""
-    before = sum([await engine.metric(KV_RECEIVED) for engine in engines if engine.role == "decode"])
-    one = Watched()
-    async with router.client() as client:
-        await one.run(client, tokens=8)
-    assert one.whole, one.error
-    after = sum([await engine.metric(KV_RECEIVED) for engine in engines if engine.role == "decode"])
-    assert after - before >= one.usage.prompt_tokens
-
-
-def lost_only_on(router: Router, streams: Sequence[Watched], engine: RealEngine) -> None:
+async def lost_only_on(router: Router, streams: Sequence[Watched], engine: RealEngine) -> None:
     """Hold that clients lost the streams of `engine`, knew it, and lost no other."""
+
+    async def all_logged() -> bool:
+        return len(finished(router)) >= len(streams)
+
+    await eventually(all_logged, within_s=5, what="the router has logged every stream")
     lines = [line for line in finished(router).values() if line["outcome"] != "served"]
     assert {line["decode"] for line in lines} == {engine.name}
     assert {line["outcome"] for line in lines} == {"broken"}
@@ -89,7 +47,7 @@ async def test_a_decode_engine_killed_mid_stream_is_out_after_its_streak_and_bac
         async with Crowd(client, per_decode(engines, FULL)) as streams:
             await asyncio.to_thread(tools.kill, decode.name)
         try:
-            lost_only_on(router, streams, decode)
+            await lost_only_on(router, streams, decode)
             await becomes(router, decode, "ejected")
             assert told(router, decode.name)[0] == "inference_verification (stream)"
         finally:
@@ -118,7 +76,7 @@ async def test_a_decode_engine_stopped_mid_stream_is_out_by_stream_evidence_and_
             with stopped(tools, decode, core_only=core_only):
                 await becomes(router, decode, "ejected")
                 assert await decode.healthy(timeout_s=5) is core_only
-        lost_only_on(router, streams, decode)
+        await lost_only_on(router, streams, decode)
     await becomes(router, decode, "eligible", within_s=BACK_S)
     await serves_with_kv(router, engines)
     assert "ejected: generation_changed" not in told(router, decode.name), "it is still the same process"
@@ -136,7 +94,7 @@ async def test_a_decode_engine_paused_by_its_own_command_is_out_by_stream_eviden
                 assert await decode.healthy(), "only inference can tell"
             finally:
                 assert await decode.command("/resume") == 200
-        lost_only_on(router, streams, decode)
+        await lost_only_on(router, streams, decode)
         assert told(router, decode.name)[0] == "inference_verification (stream)"
     await becomes(router, decode, "eligible", within_s=BACK_S)
     await serves_with_kv(router, engines)
@@ -147,27 +105,13 @@ async def test_a_decode_engine_paused_by_its_own_command_is_out_by_stream_eviden
     await eventually(idle, within_s=30, what="the streams that were given up are gone from the engine")
 
 
-@asynccontextmanager
-async def gated_pair(
-    folder: Path, redis: RedisServer, engines: Sequence[RealEngine], gate: Gate
-) -> AsyncIterator[Pair]:
-    """A pair over `engines`, one of which it reaches through `gate`; it waits long for a first token."""
-    serving = {**PATIENT["serving"], "first_token_timeout_s": 600.0}
-    routers = Pair(folder, redis, engines, {**PATIENT, "serving": serving})
-    async with gate:
-        try:
-            await routers.start()
-            yield routers
-        finally:
-            await routers.stop()
-
-
 async def test_a_prefill_engine_restarted_between_the_legs_costs_only_those_requests(
     tools: Tools, prefill: RealEngine, decode: RealEngine, redis: RedisServer, tmp_path: Path
 ) -> None:
     gate = Gate(decode.url)
     behind = RealEngine(decode.name, decode.role, gate.url)
-    async with gated_pair(tmp_path, redis, [prefill, behind], gate) as pair:
+    settings = patient(serving={"first_token_timeout_s": 600.0})
+    async with gate, running(Pair(tmp_path, redis, [prefill, behind], settings)) as pair:
         router = await pair.serving()
         streams = [Watched() for _ in range(FULL)]
         async with router.client(timeout_s=600) as client:
@@ -178,9 +122,9 @@ async def test_a_prefill_engine_restarted_between_the_legs_costs_only_those_requ
                 await asyncio.to_thread(tools.start, prefill.name)
             await asyncio.gather(*under_way)
         assert [stream.whole for stream in streams] == [False] * FULL, "their KV is gone"
-        await becomes(router, prefill, "eligible", within_s=BACK_S)
+        await readmitted(router, prefill)
         await becomes(router, decode, "eligible", within_s=BACK_S)
-        assert "ejected: generation_changed" in told(router, prefill.name)
+        assert told(router, prefill.name)[0] in ("ejected: liveness", "ejected: generation_changed")
         assert not [word for word in told(router, decode.name) if word.startswith("ejected")], "it did nothing wrong"
         await serves_with_kv(router, [prefill, decode])
 
