@@ -65,7 +65,7 @@ test-docker: .venv/.dev ## Run the tests that need a Docker engine
 
 .PHONY: test-real
 test-real: .venv/.dev ## Run the tests that need real vLLM engines
-	$(BIN)/pytest $(ARGS) -m real
+	$(BIN)/pytest tests/real $(ARGS)
 
 # The plugin where the engine has it, else the program of the same name.
 COMPOSE = $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
