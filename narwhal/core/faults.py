@@ -68,7 +68,7 @@ class KvTicketUnreadable(EngineFault):
 
 
 class PoolFull(EngineFault):
-    """Our own connection pool has no free slot: saturation, not evidence."""
+    """Our own pool, or our host, has no room for another connection: saturation, not evidence."""
 
 
 class DeadlinePassed(EngineFault):

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from functools import lru_cache
+from math import inf
 from typing import Final
 
 from narwhal.core.faults import EngineFault
-from narwhal.engine.classify import OPENS_ITS_OWN, LegKind, Mishap
+from narwhal.engine.classify import NEVER_TWICE, OPENS_ITS_OWN, LegKind, Mishap
 from narwhal.engine.connection import Connection, ConnectionPool, WholeExchange
 from narwhal.engine.http1 import Origin, encode_request
 from narwhal.engine.wire import RawAnswer
 from narwhal.ports import EngineAddress
 
 ENGINES_REMEMBERED: Final = 1024
+
+RESTED_S_MAX: Final = 1.0
+"""How long a connection may have rested before a request that cannot be sent twice: engines close idle ones later."""
 
 origin_of = lru_cache(maxsize=ENGINES_REMEMBERED)(Origin.of)
 """The parsed address of an engine; addresses come from the configuration, so they are few."""
@@ -35,7 +39,8 @@ class Caller:
     async def connection(self, engine: EngineAddress, kind: LegKind, due: float) -> Connection:
         """Return an idle connection to `engine` if that will do for `kind`, or a new one."""
         origin = origin_of(engine.url)
-        kept = None if kind in OPENS_ITS_OWN else self.pool.take(origin)
+        rested_s_max = RESTED_S_MAX if kind in NEVER_TWICE else inf
+        kept = None if kind in OPENS_ITS_OWN else self.pool.take(origin, rested_s_max=rested_s_max)
         return kept or await self.pool.connect(origin, kind=kind, engine=engine.id, due=due)
 
     async def whole(

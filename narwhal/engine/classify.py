@@ -8,10 +8,19 @@ Source: source, "Failure evidence"; decisions 11 and 30.
 
 from __future__ import annotations
 
+import errno
+import socket
 from enum import StrEnum
 from typing import Final
 
-from narwhal.core.faults import DeadlinePassed, EngineFault, EngineTimeout, EngineUnreachable, StreamBroken
+from narwhal.core.faults import (
+    DeadlinePassed,
+    EngineFault,
+    EngineTimeout,
+    EngineUnreachable,
+    PoolFull,
+    StreamBroken,
+)
 from narwhal.ports import ConnectRefused, ConnectTimedOut, StreamSilent
 
 
@@ -28,10 +37,14 @@ class LegKind(StrEnum):
 OPENS_ITS_OWN: Final = frozenset({LegKind.PROBE})
 """Never sent over a kept connection, which would not show that the engine still accepts new ones."""
 
+NEVER_TWICE: Final = frozenset({LegKind.WHOLE, LegKind.STREAM})
+"""Cannot be sent again when a kept connection turns out dead: their ticket is good for one use."""
+
 
 class Mishap(StrEnum):
     """What the driver saw, in the engine's words to the client."""
 
+    NO_SOCKET = "could not be asked: this host has no descriptor, port or memory left for a connection"
     REFUSED = "refused the connection"
     CONNECT_TIMEOUT = "did not accept a connection in time"
     LOST = "closed the connection before it answered"
@@ -44,6 +57,7 @@ class Mishap(StrEnum):
 
 
 FAULTS: Final[dict[Mishap, dict[LegKind, type[EngineFault]]]] = {
+    Mishap.NO_SOCKET: dict.fromkeys(LegKind, PoolFull),
     Mishap.REFUSED: dict.fromkeys(LegKind, ConnectRefused),
     Mishap.CONNECT_TIMEOUT: dict.fromkeys(LegKind, ConnectTimedOut),
     Mishap.LOST: dict.fromkeys(LegKind, EngineUnreachable),
@@ -74,6 +88,25 @@ FAULTS: Final[dict[Mishap, dict[LegKind, type[EngineFault]]]] = {
 }
 assert FAULTS.keys() == set(Mishap), "a new mishap needs a row"
 assert all(row.keys() == set(LegKind) for row in FAULTS.values()), "every row needs every kind of leg"
+
+
+OURS: Final = frozenset(
+    {
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOBUFS,
+        errno.ENOMEM,
+        errno.EADDRNOTAVAIL,
+        socket.EAI_MEMORY,
+        socket.EAI_SYSTEM,
+    }
+)
+"""Error numbers of a failed attempt to connect that say something of this host alone."""
+
+
+def connect_mishap(error: OSError) -> Mishap:
+    """Return whose fault it is that no connection came about."""
+    return Mishap.NO_SOCKET if error.errno in OURS else Mishap.REFUSED
 
 
 def fault(mishap: Mishap, kind: LegKind, engine: str) -> EngineFault:

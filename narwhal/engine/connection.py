@@ -11,9 +11,10 @@ import ssl
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
+from math import inf
 from typing import cast
 
-from narwhal.engine.classify import LegKind, Mishap, fault
+from narwhal.engine.classify import LegKind, Mishap, connect_mishap, fault
 from narwhal.engine.http1 import Head, HttpViolation, Origin, ResponseParser
 from narwhal.engine.wire import RawAnswer
 
@@ -229,11 +230,12 @@ class ConnectionPool:
         """How many connections are open, idle ones included."""
         return len(self._open)
 
-    def take(self, origin: Origin) -> Connection | None:
-        """Return an idle connection that is young enough, or None."""
+    def take(self, origin: Origin, *, rested_s_max: float = inf) -> Connection | None:
+        """Return an idle connection that is young enough and has not rested for longer than asked, or None."""
         idle = self._idle[origin]
-        oldest = self._loop.time() - self._keepalive_s
-        while idle:
+        now = self._loop.time()
+        oldest = now - self._keepalive_s
+        while idle and now - idle[-1].idle_since <= rested_s_max:
             connection = idle.pop()
             if connection.usable and connection.idle_since > oldest:
                 return connection
@@ -241,7 +243,10 @@ class ConnectionPool:
         return None
 
     async def connect(self, origin: Origin, *, kind: LegKind, engine: str, due: float) -> Connection:
-        """Open a new connection before loop time `due`. Raises ConnectRefused, ConnectTimedOut or DeadlinePassed."""
+        """Open a new connection before loop time `due`.
+
+        Raises ConnectRefused, ConnectTimedOut or DeadlinePassed, or PoolFull when this host has no room for one.
+        """
         patience_ends = self._loop.time() + self._connect_timeout_s
         try:
             async with asyncio.timeout_at(min(patience_ends, due)):
@@ -254,7 +259,7 @@ class ConnectionPool:
         except TimeoutError as error:
             raise fault(Mishap.DEADLINE if due < patience_ends else Mishap.CONNECT_TIMEOUT, kind, engine) from error
         except OSError as error:
-            raise fault(Mishap.REFUSED, kind, engine) from error
+            raise fault(connect_mishap(error), kind, engine) from error
         self._open.add(connection)
         return connection
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 import orjson
 
 from narwhal.core.events import PairFinding
-from narwhal.core.faults import EngineFault, EngineOverloaded, EnginePaused
+from narwhal.core.faults import EngineFault, EngineOverloaded, EnginePaused, PoolFull
 from narwhal.core.vocabulary import Leg
 from narwhal.engine import wire
 from narwhal.engine.caller import Caller
@@ -160,6 +160,8 @@ class ControlClient:
         due = self._loop.time() + timeout_s
         try:
             return await self._caller.whole(engine, request, kind=kind, due=due, late=Mishap.UNANSWERED, resend=True)
+        except PoolFull as full:
+            raise _Inconclusive(str(full)) from full
         except EngineFault as error:
             lateness_s = self._loop.time() - due
             if lateness_s > LOOP_LATE_S:

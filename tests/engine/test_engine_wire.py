@@ -265,6 +265,7 @@ def test_an_answer_without_secrets_is_passed_on_byte_for_byte() -> None:
 @pytest.mark.parametrize(
     ("mishap", "classes"),
     [
+        (Mishap.NO_SOCKET, (None, None, None)),
         (Mishap.REFUSED, (F.CONNECTION, F.CONNECTION, F.CONNECTION)),
         (Mishap.CONNECT_TIMEOUT, (F.TIMEOUT, F.TIMEOUT, F.TIMEOUT)),
         (Mishap.LOST, (F.CONNECTION, F.CONNECTION, F.CONNECTION)),
