@@ -16,7 +16,7 @@ import pytest
 
 from narwhal.demo.redis_server import RedisServer
 from tests.real.clients import Crowd, Watched, fresh_prompt
-from tests.real.engines import RUNNING, RealEngine, Tools
+from tests.real.engines import FAILED_TRANSFERS, RUNNING, RealEngine, Tools
 from tests.real.gate import Gate
 from tests.real.routers import Pair, Router, eventually, patient, running
 from tests.real.seen import BACK_S, FULL, NOTICED_S, becomes, finished, per_decode, readmitted, serves_with_kv, told
@@ -114,6 +114,7 @@ async def test_a_prefill_engine_restarted_between_the_legs_costs_only_those_requ
     async with gate, running(Pair(tmp_path, redis, [prefill, behind], settings)) as pair:
         router = await pair.serving()
         streams = [Watched() for _ in range(FULL)]
+        failed = await decode.metric(FAILED_TRANSFERS)
         async with router.client(timeout_s=600) as client:
             with gate.shut():
                 under_way = [asyncio.create_task(stream.run(client, tokens=8)) for stream in streams]
@@ -122,6 +123,7 @@ async def test_a_prefill_engine_restarted_between_the_legs_costs_only_those_requ
                 await asyncio.to_thread(tools.start, prefill.name)
             await asyncio.gather(*under_way)
         assert [stream.whole for stream in streams] == [False] * FULL, "their KV is gone"
+        assert await decode.metric(FAILED_TRANSFERS) - failed >= FULL, "the decode engine was shown the old tickets"
         await readmitted(router, prefill)
         await becomes(router, decode, "eligible", within_s=BACK_S)
         assert told(router, prefill.name)[0] in ("ejected: liveness", "ejected: generation_changed")
