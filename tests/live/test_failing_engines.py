@@ -118,6 +118,16 @@ async def test_an_engine_that_keeps_clients_waiting_costs_eject_after_requests(
     await check_the_way_back(sickness, world, attempts=1)
 
 
+@pytest.mark.parametrize("engine", ["p1", "d1"])
+async def test_an_error_under_200_reaches_the_client_as_502_in_the_engines_words(worlds: Worlds, engine: str) -> None:
+    world = await worlds.make(prefill=1, decode=1)
+    await world.break_(engine, f"{world[engine].role}:bad_200=error")
+    reply = await world.ask(**WHOLE)
+    assert (reply.status, reply.error["code"]) == (502, "engine_failed")
+    assert "The server had an error while processing your request." in reply.error["message"]
+    assert world[engine].streaks.nonzero() == {STATUS}
+
+
 def check_the_cost(sickness: Sickness, replies: list[Reply]) -> None:
     failed = [reply for reply in replies if not reply.served]
     assert [reply.status for reply in failed] == [sickness.status] * EJECT_AFTER

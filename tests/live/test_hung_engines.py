@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from narwhal.core.events import EngineEjected, HoldPlaced, ProbeJudged
+from narwhal.core.events import EngineEjected, HoldPlaced, ProbeJudged, ProbeOrdered
 from narwhal.core.vocabulary import EjectionCause, FailureClass, HoldKind, ProbeKind, ProbeResult
 from tests.live.world import IMPATIENT, Reply, World, Worlds, wait_until
 
@@ -70,3 +70,22 @@ async def test_a_slow_engine_is_not_a_hung_one(worlds: Worlds) -> None:
     replies = await world.ask_at_once(4, max_tokens=30)
     assert all(reply.served for reply in replies)
     assert all(not engine.streaks.nonzero() for engine in world.plane.fleet.engines.values())
+
+
+async def test_comments_for_ever_are_no_token_and_both_engines_of_the_pair_are_probed(worlds: Worlds) -> None:
+    world = await worlds.make(IMPATIENT)
+    await world.break_("d1", "decode:no_first_token,keepalive_ms=20")
+    assert failures(await world.ask_at_once(6)) == [504] * 3
+    (held,) = world.decided(HoldPlaced)
+    assert (held.engine, held.reason) == ("d1", FailureClass.STREAM)
+    await wait_until(lambda: world.decided(ProbeJudged, "d1"))
+    partner = next(order.partner for order in world.decided(ProbeOrdered, "d1"))
+    assert partner is not None
+    assert probed(world, partner, "prefill")
+    assert probed(world, "d1", "decode")
+
+
+def probed(world: World, engine: str, leg: str) -> bool:
+    """Whether an inference probe has come to the engine."""
+    seen = world.engines[engine].state.seen
+    return any(one.leg == leg and one.headers["X-Request-Id"].startswith("narwhal-probe") for one in seen)

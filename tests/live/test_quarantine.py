@@ -6,8 +6,8 @@ import asyncio
 from math import inf
 from typing import Final
 
-from narwhal.core.events import EngineEjected, HoldLifted, HoldPlaced, ProbeOrdered
-from narwhal.core.vocabulary import HoldKind, ProbeKind
+from narwhal.core.events import EngineEjected, HoldLifted, HoldPlaced, LegFailed, ProbeOrdered
+from narwhal.core.vocabulary import FailureClass, HoldKind, Leg, ProbeKind
 from tests.live.world import Reply, Settings, World, Worlds, wait_until
 
 QUARANTINE: Final = HoldKind.FAILURE_QUARANTINE
@@ -103,6 +103,9 @@ async def test_a_router_that_resumes_keeps_what_is_left_of_a_quarantine(worlds: 
     assert not again.eligible("d1")
     assert left_s - 5 < again["d1"].holds[QUARANTINE].until - loop.time() <= left_s + 0.5
     assert not failed(await again.ask_often(4))
+    late = LegFailed(again["d1"].id, Leg.DECODE, FailureClass.OVERLOAD)
+    again.plane.apply(late, now=loop.time())
+    assert 59.0 < again["d1"].holds[QUARANTINE].until - loop.time() <= 60.0
 
 
 async def test_the_last_engine_of_a_role_is_not_quarantined(worlds: Worlds) -> None:
