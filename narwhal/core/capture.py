@@ -11,7 +11,15 @@ from math import inf
 
 from narwhal.core.engine import Ejection, Engine, PendingProbe
 from narwhal.core.fleet import Fleet
-from narwhal.core.handoff import EjectionPart, EnginePart, HandoffDocument, HoldPart, PairPart, StreakPart
+from narwhal.core.handoff import (
+    EjectionPart,
+    EnginePart,
+    HandoffDocument,
+    HoldPart,
+    PairPart,
+    PairStreakPart,
+    StreakPart,
+)
 from narwhal.core.holds import Hold
 from narwhal.core.pairs import Apart, PairIds
 from narwhal.core.vocabulary import FailureClass, HoldKind, Leg, ProbeKind
@@ -27,6 +35,14 @@ def capture_pairs(fleet: Fleet, *, now: float) -> tuple[PairPart, ...]:
     return tuple(
         PairPart(prefill=pair.prefill, decode=pair.decode, age_s=max(0.0, now - apart.since), attempts=apart.attempts)
         for pair, apart in sorted(fleet.pairs.apart.items())
+    )
+
+
+def capture_pair_streaks(fleet: Fleet) -> tuple[PairStreakPart, ...]:
+    """Return the pairs that failed together since they last served."""
+    return tuple(
+        PairStreakPart(prefill=pair.prefill, decode=pair.decode, count=count)
+        for pair, count in sorted(fleet.pairs.streaks.items())
     )
 
 
@@ -48,9 +64,14 @@ def restore_engines(fleet: Fleet, document: HandoffDocument, *, now: float) -> N
                 engine.streaks.by_class[streak.failure_class] = streak.count
             else:
                 engine.streaks.by_leg[streak.failure_class, streak.leg] = streak.count
+        engine.streaks.excused = set(part.excused)
         engine.refresh()
     fleet.index_roles()
-    fleet.pairs.streaks.clear()
+    fleet.pairs.streaks = {
+        PairIds(part.prefill, part.decode): part.count
+        for part in document.pair_streaks
+        if {part.prefill, part.decode} <= fleet.engines.keys()
+    }
     fleet.pairs.apart = {
         PairIds(part.prefill, part.decode): Apart(since=now - part.age_s, due_at=now, attempts=part.attempts)
         for part in document.pairs_apart
@@ -67,6 +88,7 @@ def _engine_part(engine: Engine, now: float) -> EnginePart:
         ejection=_ejection_part(engine.ejection, now),
         holds=tuple(_hold_part(engine.holds[kind], now) for kind in HoldKind if kind in engine.holds),
         streaks=_streak_parts(engine),
+        excused=tuple(leg for leg in Leg if leg in engine.streaks.excused),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from narwhal.config import Config
 from narwhal.core import readiness
-from narwhal.core.capture import capture_engines, capture_pairs, restore_engines
+from narwhal.core.capture import capture_engines, capture_pair_streaks, capture_pairs, restore_engines
 from narwhal.core.controller import Controller
 from narwhal.core.counters import CounterName, Counters
 from narwhal.core.events import (
@@ -96,6 +96,7 @@ class ControlPlane:
             written_wall=wall,
             engines=capture_engines(self.fleet, now=now),
             pairs_apart=capture_pairs(self.fleet, now=now),
+            pair_streaks=capture_pair_streaks(self.fleet),
             consolidation_risk=tuple(
                 ConsolidationPart(role=role, age_s=max(0.0, now - since))
                 for role, since in sorted(self.controller.risk_since.items())

@@ -81,6 +81,7 @@ class EnginePart(_Part):
     ejection: EjectionPart | None = None
     holds: tuple[HoldPart, ...] = ()
     streaks: tuple[StreakPart, ...] = ()
+    excused: tuple[Leg, ...] = ()
 
 
 class PairPart(_Part):
@@ -90,6 +91,14 @@ class PairPart(_Part):
     decode: EngineId
     age_s: Age
     attempts: Count = 0
+
+
+class PairStreakPart(_Part):
+    """How often in a row a pair has failed together."""
+
+    prefill: EngineId
+    decode: EngineId
+    count: Annotated[int, Field(ge=1)]
 
 
 class ConsolidationPart(_Part):
@@ -118,6 +127,7 @@ class HandoffDocument(_Part):
     written_wall: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     engines: tuple[EnginePart, ...]
     pairs_apart: tuple[PairPart, ...] = ()
+    pair_streaks: tuple[PairStreakPart, ...] = ()
     consolidation_risk: tuple[ConsolidationPart, ...] = ()
     counters: dict[str, Count] = {}
 

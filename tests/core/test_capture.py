@@ -10,9 +10,11 @@ from narwhal.core.events import (
     DrainOrdered,
     EjectionOrdered,
     GenerationSeen,
+    HoldPlaced,
     InferenceProbed,
     LegFailed,
     LegStarted,
+    LegSucceeded,
     ReadmissionFailed,
 )
 from narwhal.core.handoff import HandoffDocument, LeasePart, decode_handoff
@@ -120,6 +122,23 @@ def test_streaks_survive_so_that_a_takeover_gives_no_fresh_start() -> None:
     assert streaks.by_leg == {(F.TIMEOUT, Leg.PREFILL): 1, (F.KV_HANDOFF, Leg.DECODE): 3}
 
 
+def test_a_pair_that_fails_together_is_found_over_a_takeover() -> None:
+    plane = make_plane()
+    for _ in range(2):
+        plane.apply(LegFailed(D1, Leg.DECODE, F.STREAM, P1), now=940.0)
+        plane.apply(LegSucceeded(D1, Leg.DECODE, P2), now=941.0)
+        plane.apply(LegSucceeded(D2, Leg.DECODE, P1), now=942.0)
+    after = restored(plane)
+    assert after.fleet.pairs.streaks == plane.fleet.pairs.streaks == {(P1, D1): 2}
+    assert any(isinstance(d, HoldPlaced) for d in after.apply(LegFailed(D1, Leg.DECODE, F.STREAM, P1), now=NOW))
+
+
+def test_a_leg_that_was_excused_once_is_not_excused_again_by_the_next_router() -> None:
+    plane = make_plane()
+    plane.fleet.engines[P1].streaks.excused.add(Leg.PREFILL)
+    assert restored(plane).fleet.engines[P1].streaks.excused == {Leg.PREFILL}
+
+
 def test_a_pair_that_is_kept_apart_survives_and_is_probed_as_soon_as_its_engines_can_be_used() -> None:
     plane = restored(busy_plane())
     ((pair, apart),) = plane.fleet.pairs.apart.items()
@@ -191,3 +210,4 @@ def test_what_the_document_does_not_say_is_undone() -> None:
     assert all(engine.eligible(THEN) for engine in plane.fleet.engines.values())
     assert all(not engine.probes and not engine.streaks.by_leg for engine in plane.fleet.engines.values())
     assert plane.fleet.pairs.apart == {}
+    assert plane.fleet.pairs.streaks == {}
