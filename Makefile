@@ -7,7 +7,7 @@ SHELL := /bin/bash
 
 BIN := .venv/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
-PYTEST = $(BIN)/pytest $(if $(JOBS),--numprocesses $(JOBS)) $(ARGS)
+PYTEST = $(BIN)/pytest $(if $(JOBS),--numprocesses $(JOBS) --dist worksteal) $(ARGS)
 # Test processes: one a core, unless told otherwise. `make test JOBS=` runs in one process.
 JOBS ?= auto
 # More arguments for the command behind a target: `make demo ARGS='--drill kill-active --json'`.
